@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ MOST_PARAMS = 100
 MOST_LETTERS = 500
 
 RUN_TAG, GROUP_TAG, REASON_TAG = "forebay.run", "forebay.group", "forebay.reason"
+_OTHER = re.compile(r"[^/\w.\- ]")
 _STATES: dict[EndState, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
@@ -62,7 +64,7 @@ class MLflow(Tracker):
             match entry:
                 case StepMetrics(step=step, values=values, at=at):
                     metric = self._mlflow.entities.Metric
-                    metrics += [metric(name, value, int(at * 1000), step) for name, value in values.items()]
+                    metrics += [metric(allowed(name), value, int(at * 1000), step) for name, value in values.items()]
                 case Note(name=name, text=text, step=step):
                     self._client.set_tag(self._run_id, f"forebay.{name}.{step}", text)
         for start in range(0, len(metrics), MOST_METRICS):
@@ -92,6 +94,15 @@ class MLflow(Tracker):
         tags = {RUN_TAG: run.name} | ({} if run.group is None else {GROUP_TAG: run.group})
         run_id: str = self._client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
         return run_id
+
+
+def allowed(name: str) -> str:
+    """Return the name of a metric in MLflow, which takes no other characters.
+
+    >>> allowed("step/recall@10"), allowed("epoch/loss/web")
+    ('step/recall_10', 'epoch/loss/web')
+    """
+    return _OTHER.sub("_", name)
 
 
 def _mlflow() -> Any:

@@ -133,6 +133,17 @@ def test_an_attempt_that_was_taken_over_sends_no_end() -> None:
         assert (sent, sender._thread.is_alive()) == (wanted, False)
 
 
+@pytest.mark.parametrize("kind", [MLFLOW], ids=lambda kind: kind.name)
+def test_a_metric_of_any_name_is_recorded(kind: TrackerKind, place: Path) -> None:
+    metrics = {"loss": 0.5, "recall@10": 0.25, "p[0] (web)": 0.75}
+    told = Reported(step=1, epoch=0, position=1, metrics=metrics, rows=1, global_batch=64)
+    play(kind, place, [started(), told, FINISHED], {"lr": 0.1})
+    (run,) = kind.read(place).values()
+    assert run.state == "finished"
+    wanted = {"step/loss": 0.5, "step/recall_10": 0.25, "step/p_0_ _web_": 0.75}
+    assert {name: run.metrics[name] for name in wanted} == {name: [(1, value)] for name, value in wanted.items()}
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_run_and_the_one_that_continues_it_are_one_run_of_the_tracker(kind: TrackerKind, place: Path) -> None:
     lost = Failed(error="killed", failures=1, will_retry=True)
