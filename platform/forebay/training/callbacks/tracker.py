@@ -23,6 +23,8 @@ RETRY_S = 60.0
 CLOSE_S = 30.0
 """Longest wait for a tracker at the end of a run."""
 MOST_UNSENT = 100_000
+_MOST_TRIED = 4
+_LONGEST_TOLD = 200
 
 EndState = Literal["finished", "stopped", "failed"]
 
@@ -91,6 +93,7 @@ class Tracker(ABC):
     - Credentials of this process are never sent.
     - A tracker that does not answer never ends or delays training: everything is sent by a thread. It is warned about
       once, and tried again every minute. At the end of the run it has 30 seconds.
+    - What a tracker refuses while it takes others is left out, with a warning.
     """
 
     def __init__(self, group: str | None = None) -> None:
@@ -178,6 +181,7 @@ class _Sender:
         self._unsent: list[Entry] = []
         self._ending: tuple[EndState, str] | None = None
         self._is_open = self._is_warned = self._is_left = False
+        self._told = set[tuple[str, str]]()
         self._thread = begin(threading.Thread(target=self._send_until_end, name="forebay-tracker", daemon=True))
 
     def add(self, entries: Sequence[Entry]) -> None:
@@ -211,12 +215,8 @@ class _Sender:
                     return
                 entries, ending = list(self._unsent), self._ending
             error = error_of(partial(self._send, entries, ending))
-            if error is None:
-                pause_s = SEND_EVERY_S
-                with self._changed:
-                    # Some of them may have been dropped meanwhile, as too many.
-                    del self._unsent[: len(entries)]
-            else:
+            pause_s = SEND_EVERY_S
+            if error is not None:
                 pause_s = RETRY_S
                 self._warn(error)
             if ending is not None:
@@ -226,10 +226,53 @@ class _Sender:
         if not self._is_open:
             self._tracker.open(self._run)
             self._is_open = True
-        if entries:
-            self._tracker.write(entries)
-        if ending is not None:
-            self._tracker.close(*ending)
+        try:
+            if entries:
+                self._write(entries)
+        finally:
+            if ending is not None:
+                self._tracker.close(*ending)
+
+    def _write(self, entries: Sequence[Entry]) -> None:
+        """Write entries, each by itself if they are not taken together.
+
+        One that is refused before and after another is taken is left out. Of a tracker that takes none, a few are
+        tried.
+        """
+        error = error_of(partial(self._tracker.write, entries))
+        if error is None:
+            self._forget(len(entries))
+            return
+        refused: list[Entry] = []
+        for number, entry in enumerate(entries, 1):
+            if error_of(partial(self._tracker.write, [entry])) is not None:
+                refused.append(entry)
+            else:
+                for each in refused:
+                    if (why := error_of(partial(self._tracker.write, [each]))) is not None:
+                        self._warn_of(each, why)
+                self._forget(len(refused) + 1)
+                refused.clear()
+            if len(refused) == _MOST_TRIED or (refused and number == len(entries)):
+                raise error
+
+    def _forget(self, number: int) -> None:
+        with self._changed:
+            # Some of them may have been dropped meanwhile, as too many.
+            del self._unsent[:number]
+
+    def _warn_of(self, entry: Entry, error: Exception) -> None:
+        kind = type(entry).__name__, getattr(entry, "name", "")
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning(
+                "%s refuses a part of run %s, which is left out: %s (%s: %s).",
+                self._title,
+                self._run.name,
+                redact(str(entry))[:_LONGEST_TOLD],
+                type(error).__name__,
+                redact(str(error)),
+            )
 
     def _warn(self, error: Exception) -> None:
         if not self._is_warned:

@@ -22,7 +22,7 @@ from forebay.training.callbacks import tracker as tracker_module
 from forebay.training.callbacks.comet import Comet
 from forebay.training.callbacks.mlflow import MLflow
 from forebay.training.callbacks.tensorboard import TensorBoard
-from forebay.training.callbacks.tracker import EndState, Entry, StepMetrics, TrackedRun, Tracker
+from forebay.training.callbacks.tracker import EndState, Entry, Note, StepMetrics, TrackedRun, Tracker
 from forebay.training.callbacks.wandb import WandB
 from forebay.training.runs.control import Control
 
@@ -131,6 +131,42 @@ def test_an_attempt_that_was_taken_over_sends_no_end() -> None:
         callback(Failed(error=error, failures=1, will_retry=False), Control())
         sender._thread.join(30.0)
         assert (sent, sender._thread.is_alive()) == (wanted, False)
+
+
+@pytest.mark.parametrize("refuses", ["some", "all"])
+def test_what_a_tracker_refuses_holds_up_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refuses: str
+) -> None:
+    monkeypatch.setattr(tracker_module, "SEND_EVERY_S", 0.01)
+    monkeypatch.setattr(tracker_module, "RETRY_S", 0.01)
+    steps, ends, calls = list[int](), list[str](), 0
+
+    class StrictTracker(Tracker):
+        def open(self, run: TrackedRun) -> None:
+            """Take any run."""
+
+        def write(self, entries: Sequence[Entry]) -> None:
+            nonlocal calls
+            calls += 1
+            if refuses == "all" and calls < 20:
+                raise TimeoutError("no answer")
+            if any(isinstance(each, Note) for each in entries):
+                raise ValueError("a note is too long")
+            steps.extend(each.step for each in entries if isinstance(each, StepMetrics))
+
+        def close(self, state: EndState, reason: str) -> None:
+            ends.append(state)
+
+    callback = StrictTracker()
+    callback(started(), Control())
+    for step in range(1, 7):
+        callback(Warned(reason="odd", step=step), Control())
+        callback(reported(step, 0.5), Control())
+    until(lambda: {*steps} == {1, 2, 3, 4, 5, 6})
+    callback(FINISHED, Control())
+    assert (sorted(steps), ends) == ([1, 2, 3, 4, 5, 6], ["finished"])
+    said = [each.message for each in caplog.records if "refuses a part" in each.message]
+    assert len(said) == 1 and "Note(name='warned'" in said[0] and "a note is too long" in said[0], said
 
 
 @pytest.mark.parametrize("kind", [MLFLOW], ids=lambda kind: kind.name)
