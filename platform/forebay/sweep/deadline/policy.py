@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from forebay.errors import InvalidOption, whole_number
 from forebay.sweep.deadline.allocation import Policy, WorkerDemand, allocate
 from forebay.sweep.deadline.learning_curve import LearningCurve, current_level
 from forebay.sweep.deadline.speedup import SpeedupModel
@@ -110,6 +111,8 @@ class Rules:
         alone: Share of the remaining time in which the best trial is alone.
         worth: Factor by which a trial must get further with more workers, the resize included.
         results_between_growths: Number of results between two growths of one trial.
+
+    Raises `InvalidOption` for numbers that leave no time, or no trials.
     """
 
     policy: Policy = "top"
@@ -119,6 +122,16 @@ class Rules:
     alone: float = 0.15
     worth: float = 1.1
     results_between_growths: int = 2
+
+    def __post_init__(self) -> None:
+        whole_number("reduction", self.reduction, least=2)
+        whole_number("results_between_growths", self.results_between_growths, least=0)
+        shares = 0 <= self.explore_min <= self.explore_max < 1 and 0 <= self.alone < 1
+        if not (shares and 0 < self.worth < math.inf):
+            raise InvalidOption(
+                f"{self} cannot work. Give shares of time with 0 <= explore_min <= explore_max < 1 and 0 <= alone < 1, "
+                "and a positive factor worth."
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

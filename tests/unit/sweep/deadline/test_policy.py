@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import ray.tune.schedulers  # noqa: F401 - Ray's first import sets variables, which no test may
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.errors import InvalidOption
 from forebay.sweep.deadline.learning_curve import LearningCurve, current_level
 from forebay.sweep.deadline.policy import (
     Costs,
@@ -27,6 +29,25 @@ from forebay.sweep.deadline.speedup import PRIOR_EXPONENT, SpeedupModel
 
 COSTS = Costs(startup_s=5.0, resize_s=2.0, stop_s=1.0)
 RULES = Rules()
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"reduction": 1},
+        {"explore_min": 1.0},
+        {"explore_min": 0.8},
+        {"explore_max": 1.0},
+        {"alone": 1.0},
+        {"alone": -0.1},
+        {"worth": 0.0},
+        {"worth": math.nan},
+        {"results_between_growths": -1},
+    ],
+)
+def test_rules_that_leave_no_time_or_trials_are_refused(facts: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOption, match=next(iter(facts))):
+        Rules(**facts)
 
 
 def trial(trial_id: str, *scores: float, state: str = "running", **facts) -> TrialView:
