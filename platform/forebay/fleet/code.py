@@ -49,8 +49,10 @@ class CodeArchive:
     digest: str
 
 
-def pack(folder: str | os.PathLike[str]) -> CodeArchive:
+def pack(folder: str | os.PathLike[str], storage: str | None = None) -> CodeArchive:
     """Archive of `folder`, with its submodules. Links are followed where they stay inside.
+
+    `storage` of runs stays out, if that is a folder inside: it has the archives of earlier submissions.
 
     Raises `InvalidOption` for a folder that is not there, has no files, or has more than 200 MiB, and for a file that
     cannot be read or named.
@@ -59,6 +61,9 @@ def pack(folder: str | os.PathLike[str]) -> CodeArchive:
     if not root.is_dir():
         raise InvalidOption(f"{root} is not a folder. Give the folder of the job file.", folder=str(root))
     files = sorted(set(_files(root, root, frozenset())))
+    runs = None if storage is None else _local_folder(storage)
+    if runs is not None and root in runs.parents:
+        files = [each for each in files if runs not in each.resolve().parents]
     _check_size(root, files)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -115,6 +120,11 @@ def _files(folder: Path, root: Path, parents: frozenset[Path]) -> Iterator[Path]
             yield each
         elif found not in around:
             yield from _files(each, root, around)
+
+
+def _local_folder(storage: str) -> Path | None:
+    location = resolve(storage)
+    return Path(location.path).resolve() if location.is_local else None
 
 
 def _listed(root: Path) -> Iterator[Path]:

@@ -88,6 +88,19 @@ def test_what_git_ignores_stays_out(tmp_path: Path) -> None:
     assert names(pack(folder / "sub")) == ["notes"]
 
 
+def test_the_storage_of_runs_stays_out(tmp_path: Path) -> None:
+    for name in ("job.py", "runs/a/result.json", "runs/code/old.zip", "runs.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    with zipfile.ZipFile(io.BytesIO(pack(tmp_path, str(tmp_path / "runs")).content)) as archive:
+        assert archive.namelist() == ["job.py", "runs.py"]
+    whole = pack(tmp_path).digest
+    assert [pack(tmp_path, each).digest for each in (str(tmp_path), str(tmp_path.parent), "memory://runs")] == [
+        whole
+    ] * 3
+
+
 def test_folders_of_tools_stay_out_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     folder = write(tmp_path / "code", job_py="x = 1", __pycache__x="0")

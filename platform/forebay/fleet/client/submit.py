@@ -121,7 +121,7 @@ def _needs_start(state: JobState, job: SubmittedJob, backend: JobBackend, spec: 
 def _next(spec: JobSpec, backend: JobBackend, root: str, earlier: Submission | None) -> Submission:
     code = None
     if backend.name != "local":
-        archive = pack(root)
+        archive = pack(root, spec.storage)
         store_code(spec.storage, archive)
         code = archive.digest
     return Submission(
