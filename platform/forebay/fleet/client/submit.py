@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import logging
 import os
 import secrets
 import socket
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from forebay.errors import InvalidJobSpec, InvalidOption, UnderWay
 from forebay.fleet.client.backend import JobBackend, backend_of
-from forebay.fleet.client.submission import FLEET, JobFiles, Submission
+from forebay.fleet.client.submission import FLEET, SLURM, JobFiles, Submission
 from forebay.fleet.client.submitted_job import JobState, SubmittedJob
 from forebay.fleet.code import pack, store_code
 from forebay.fleet.spec.canonical import key_of, require_same
@@ -23,6 +24,8 @@ from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
 from forebay.training.runs.attempts.start import newest_attempt
 from forebay.training.runs.attempts.stored_request import forget_request
+
+log = logging.getLogger(__name__)
 
 LONGEST_VARIABLE = 100_000
 """Bytes of a submission. Linux allows a variable 131,072, and Ray writes its quotes twice."""
@@ -79,6 +82,7 @@ def submit(
             check_program(spec, task, root)
         submission = _next(spec, chosen, root, earlier)
         _require_size(submission)
+        _warn_of_limit(submission)
         if earlier is not None:
             for task in spec.task:
                 forget_request(spec.storage, spec.run_name(task))  # it was made to the submission before
@@ -144,6 +148,14 @@ def _require_size(submission: Submission) -> None:
             f"the job {submission.spec.name!r} has {size:,} bytes, and the process that runs its tasks can be given "
             f"{LONGEST_VARIABLE:,}. Put long lists of args into a file that the job reads, or make several jobs of its "
             "tasks."
+        )
+
+
+def _warn_of_limit(submission: Submission) -> None:
+    if submission.backend != FLEET and submission.spec.scheduling.finish_within is not None:
+        instead = "Give launch.slurm.time." if submission.backend == SLURM else "Stop it with `forebay stop`."
+        log.warning(
+            "scheduling.finish_within holds in a fleet: nothing ends job %r here. %s", submission.spec.name, instead
         )
 
 

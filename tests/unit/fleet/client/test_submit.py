@@ -417,6 +417,17 @@ def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
     assert fb.submit(write_job(code)).submission.number == 2
 
 
+@pytest.mark.parametrize("limit", ["", '[scheduling]\nfinish_within = "2h"\n'])
+def test_a_limit_that_only_a_fleet_keeps_is_named(
+    write_job: Callable[..., str], quiet: Quiet, caplog: pytest.LogCaptureFixture, limit: str
+) -> None:
+    path = Path(write_job())
+    path.write_text(path.read_text() + limit)
+    fb.submit(str(path))
+    assert quiet.begun
+    assert ("scheduling.finish_within holds in a fleet: nothing ends job 'words' here" in caplog.text) == bool(limit)
+
+
 @pytest.mark.parametrize("why", ["forebay stop", None])
 def test_a_stop_of_its_user_holds_for_a_job_that_is_then_asked_to_end(
     write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch, why: str | None
