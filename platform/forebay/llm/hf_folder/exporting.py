@@ -22,6 +22,7 @@ from forebay.llm.hf_folder.safetensors_files import Weight, index_text, split_fi
 from forebay.llm.hf_folder.sealed_folder import SealedFolder
 from forebay.llm.hf_folder.side_files import adapter_config, model_config, pad_of_rewards, side_files
 from forebay.llm.hf_folder.weights import (
+    OUTPUT,
     adapter_weights,
     as_classifier,
     as_type,
@@ -172,6 +173,8 @@ def _write(plan: _ExportPlan, state: StoredState, to: str, wrote: Callable[[int]
         as_type(_weights(plan, state, base_config), _TYPES[dtype]),
         "adapter_model" if is_adapter else "model",
     )
+    if any(each.name == OUTPUT for each in weights):  # one that is tied is not written
+        config |= {"tie_word_embeddings": False}
     files = split_files(weights, stem)
     folder = SealedFolder(to, plan.identity(dtype), _ADAPTER_SEAL if is_adapter else _MODEL_SEAL)
     with folder.writing():

@@ -31,19 +31,14 @@ from forebay.training.state.rng import seed_everything
 _ADAPTED = "base_model.model."
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 _MAGNITUDE, _SAVED = ".lora_magnitude_vector.default.weight", ".modules_to_save.default."
-_OUTPUT = "lm_head.weight"
+OUTPUT = "lm_head.weight"
+"""Name of an output layer that may be tied to the embedding."""
 
 
 def trained_weights(state: StoredState, names: BaseNames) -> list[Weight]:
-    """Weights of a fully trained model, named as its base.
-
-    A tied output layer is left out.
-    """
-    # Not from config.json: it may leave out what is the default, and Gemma's is tied.
-    is_tied = getattr(names.model.config, "tie_word_embeddings", False)
-    leaves = state.head["objects"]["model"]
-    kept = (each for each in _weights(state, leaves) if not (is_tied and each.name == _OUTPUT))
-    return [part for each in kept for part in names.split(each)]
+    """Weights of a fully trained model, named as its base."""
+    whole = [*_weights(state, state.head["objects"]["model"])]
+    return [part for each in _without_copy(whole, names.model) for part in names.split(each)]
 
 
 def adapter_weights(state: StoredState, tied: Mapping[str, str]) -> list[Weight]:
@@ -94,7 +89,8 @@ def merged_weights(base: list[Weight], state: StoredState, adapter: Lora, names:
     saved = {part.name: part for each in whole for part in names.split(each)}
     if adapter.ties_embedding(names.model):
         # The output layer is the embedding that was trained. Files of a base may have both.
-        base = [each for each in base if each.name != _OUTPUT]
+        base = [each for each in base if each.name != OUTPUT]
+    base = _without_copy(base, names.model)
     merged = []
     for weight in base:
         if weight.name in of_parts:
@@ -102,6 +98,25 @@ def merged_weights(base: list[Weight], state: StoredState, adapter: Lora, names:
             weight = replace(weight, read=read)  # noqa: PLW2901 - the same weight, read in another way
         merged.append(saved.pop(weight.name, weight))
     return [*merged, *saved.values()]
+
+
+def _without_copy(weights: list[Weight], model: Any) -> list[Weight]:
+    """The weights without a tied output layer, which is the embedding.
+
+    Transformers ties none whose values in the files of the base differ: such a layer stays.
+    """
+    # Not from config.json: it may leave out what is the default, and Gemma's is tied.
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return weights
+    by_name = {each.name: each for each in weights}
+    output, embedding = by_name.get(OUTPUT), by_name.get(_embedding(model))
+    if output is None or embedding is None or not torch.equal(output.read(), embedding.read()):
+        return weights
+    return [each for each in weights if each is not output]
+
+
+def _embedding(model: Any) -> str:
+    return next(f"{name}.weight" for name, each in model.named_modules() if each is model.get_input_embeddings())
 
 
 def _unnamed(name: str, layers: set[str]) -> InvalidOption:
@@ -194,8 +209,7 @@ def tied_outputs(origin: ModelOrigin, config: Mapping[str, Any]) -> dict[str, st
     model = skeleton_of(config)
     if not origin.adapter.ties_embedding(model):
         return {}
-    embedding = next(name for name, each in model.named_modules() if each is model.get_input_embeddings())
-    return {f"{output_name(model)}.weight": f"{embedding}.weight"}
+    return {f"{output_name(model)}.weight": _embedding(model)}
 
 
 def as_classifier(weights: list[Weight], config: Mapping[str, Any]) -> list[Weight]:

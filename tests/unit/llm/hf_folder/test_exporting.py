@@ -221,6 +221,20 @@ def test_a_tied_output_in_the_files_of_the_base_is_merged_with_its_embedding(
     assert loss_of(load(tmp_path / "merged"), tokens) == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.parametrize("adapter", [None, pytest.param(llm.Lora(r=4), marks=pytest.mark.variation)])
+def test_an_output_that_the_base_ties_in_name_only_is_exported(
+    train_run: TrainRun, tokens: llm.PreparedTokens, base: Path, tmp_path: Path, adapter: llm.Lora | None
+) -> None:
+    state = {name: each.clone() for name, each in load(base).state_dict().items()}
+    state["lm_head.weight"] = state["lm_head.weight"].flip(0)
+    save_file(state, base / "model.safetensors", metadata={"format": "pt"})
+    loss = train_run(model=str(base), adapter=adapter)
+    llm.export("mine", str(tmp_path / "whole"), storage=str(tmp_path / "runs"), merge=adapter is not None)
+    assert loss_of(load(tmp_path / "whole"), tokens) == pytest.approx(loss, abs=1e-5)
+    # Other libraries tie what config.json says.
+    assert json.loads((tmp_path / "whole" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
 def test_other_files_in_the_folder_of_the_base_are_not_merged(
     train_run: TrainRun, tokens: llm.PreparedTokens, base: Path, tmp_path: Path
 ) -> None:
