@@ -63,6 +63,8 @@ class Lora:
                 f"modules_to_save={whole!r} has an empty name. Give names such as 'embed_tokens,lm_head'."
             )
         object.__setattr__(self, "modules_to_save", names if whole else ())
+        if not 0 < self.alpha < math.inf:
+            raise InvalidOption(f"lora_alpha={self.alpha} cannot train. Give a number above 0, such as {2 * self.r}.")
         if not 0 <= self.dropout < 1:
             raise InvalidOption(f"lora_dropout={self.dropout} is not a share. Give 0 or more, below 1.")
 

@@ -98,7 +98,8 @@ def of_targets(
     with in_chunks(head, targets, its_labels, of_logits, chunk) as computed:
         found = _pass(model, causal, tokens, words, routers, context)
     if head not in _CHECKED and len(targets):
-        if not torch.equal(found.detach(), computed[0].detach()):
+        # What is not a number equals itself: its cause is another one.
+        if not torch.allclose(found.detach(), computed[0].detach(), rtol=0, atol=0, equal_nan=True):
             raise InvalidOption(
                 f"{type(causal).__name__} changes the logits behind its last layer, so they cannot be computed in "
                 f"chunks of {chunk} targets. Set loss_chunk=0."

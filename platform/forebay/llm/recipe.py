@@ -96,11 +96,9 @@ class Recipe:
             value = getattr(self, option)
             if value not in get_args(known):
                 choices = ", ".join(map(repr, get_args(known)))
-                raise InvalidOption(f"{option}={value!r} is unknown. Choose one of {choices}.", option=option)
-        for option in ("lr", "max_grad_norm"):
-            value = getattr(self, option)
-            if value is not None and not value > 0:
-                raise InvalidOption(f"{option}={value} cannot train. Give a number above 0.", option=option)
+                name = "optimizer" if option == "algorithm" else option
+                raise InvalidOption(f"{name}={value!r} is unknown. Choose one of {choices}.", option=name)
+        self._check_numbers()
         if self.model.quantization is not None and self.adapter is None:
             raise InvalidOption(
                 f"quantization={self.model.quantization!r} without an adapter trains nothing: 4-bit weights are "
@@ -117,6 +115,21 @@ class Recipe:
             require_package("bitsandbytes", "bitsandbytes", f"optimizer={self.algorithm!r}")
         if not 0 <= self.warmup <= 1:
             raise InvalidOption(f"warmup={self.warmup} is not a share of the rows. Give 0 to 1.", option="warmup")
+
+    def _check_numbers(self) -> None:
+        """Raise `InvalidOption` for numbers that cannot train."""
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise InvalidOption(f"lr={self.lr} cannot train. Give a number above 0.", option="lr")
+        if not self.max_grad_norm > 0:  # inf clips nothing
+            raise InvalidOption(
+                f"max_grad_norm={self.max_grad_norm} cannot train. Give a number above 0.", option="max_grad_norm"
+            )
+        for option in ("weight_decay", "router_aux_loss_coef"):
+            value = getattr(self, option)
+            if not 0 <= value < math.inf:
+                raise InvalidOption(f"{option}={value} cannot train. Give 0 or more, such as 0.01.", option=option)
+        if not all(0 <= each < 1 for each in self.betas):
+            raise InvalidOption(f"betas={self.betas} cannot train. Give two numbers of 0 or more, below 1.")
 
     def _check_rows_and_kernel(self) -> None:
         """Raise `InvalidOption` for what shared rows and a fused loss cannot be used with."""

@@ -5,6 +5,7 @@ Fedus et al. 2021, arXiv 2101.03961, equations 4 to 6.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,8 +27,8 @@ def check_router_loss(model: Any, coefficient: float) -> None:
 
     Raises `InvalidOption` for a coefficient below 0, and for a model whose routers transformers does not balance so.
     """
-    if coefficient < 0:
-        raise InvalidOption(f"router_aux_loss_coef={coefficient} is below 0. Give 0 or more, such as 0.001.")
+    if not 0 <= coefficient < math.inf:
+        raise InvalidOption(f"router_aux_loss_coef={coefficient} cannot train. Give 0 or more, such as 0.001.")
     if coefficient and _balance(model) is None:
         raise InvalidOption(
             f"router_aux_loss_coef={coefficient}: transformers has no such loss for {type(model).__name__}, which has "

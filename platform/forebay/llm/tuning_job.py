@@ -19,7 +19,7 @@ from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.preparation.prepare import prepare
 from forebay.data.preparation.progress import tell
 from forebay.data.transform.transform import Transform
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import Lora
 from forebay.llm.context_parallel import check_exchangeable
 from forebay.llm.cost.memory_check import check_memory, memory_plan
@@ -175,6 +175,8 @@ def _completed(options: Options, preferences: Preferences | None) -> Options:
     """
     if options.data is None and not options.mix:
         raise InvalidOption("there is no data. Give data=, or mix= with several datasets.")
+    if options.min_workers is not None:
+        whole_number("min_workers", options.min_workers, least=1)
     asked = [name for name in ("eval_every", "patience") if getattr(options, name) is not None]
     if asked and options.held_out is None:
         raise InvalidOption(

@@ -128,7 +128,7 @@ def mixtures(made: Path) -> Path:
         ),
         ("glm4_moe", {"finetuning": "lora", "lora_targets": "gate_proj"}, "Name the layer's weight"),
         ("glm4_moe", {"router_aux_loss_coef": 0.01}, "transformers has no such loss for Glm4MoeForCausalLM"),
-        ("mixtral", {"router_aux_loss_coef": -1}, "router_aux_loss_coef=-1.0 is below 0"),
+        ("mixtral", {"router_aux_loss_coef": -1}, "router_aux_loss_coef=-1.0 cannot train"),
         ("mixtral", {"router_aux_loss_coef": 0.01, "finetuning": "lora"}, None),
     ],
 )

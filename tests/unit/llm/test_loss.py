@@ -199,6 +199,14 @@ def test_model_that_changes_its_logits_is_refused_in_chunks() -> None:
     assert "forward" not in model.get_output_embeddings().__dict__
 
 
+def test_a_loss_that_is_not_a_number_is_no_change_of_logits() -> None:
+    model = model_of("sdpa")
+    with torch.no_grad():
+        model.get_output_embeddings().weight[3] = torch.nan
+    batch = batch_of(arrange(documents(), RowLayout(seq_len=128)))
+    assert token_loss(model, batch, chunk=32).isnan()
+
+
 def test_rows_are_flattened_for_flash_attention_with_the_same_loss() -> None:
     """Every row begins with a document, and its first token is not a target. So one long row has the same loss."""
     model, packed = model_of("eager"), arrange(documents(), RowLayout(seq_len=128))

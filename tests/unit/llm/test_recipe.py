@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 import transformers
 
 from forebay.errors import InvalidOption, MissingPackage
+from forebay.llm.adapters import Lora
 from forebay.llm.models import ModelSpec
 from forebay.llm.recipe import Recipe, rate_factor
 
@@ -31,6 +33,28 @@ def test_ends_of_the_training() -> None:
     assert rate_factor(0.0, warmup=0.0, schedule="cosine") == 1.0
     assert rate_factor(1.0, warmup=1.0, schedule="linear") == 0.0
     assert rate_factor(0.5, warmup=1.0, schedule="cosine") == 0.5
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"lr": math.inf}, "lr=inf cannot train"),
+        ({"weight_decay": math.nan}, "weight_decay=nan cannot train"),
+        ({"weight_decay": -1}, "weight_decay=-1 cannot train"),
+        ({"router_aux_loss_coef": math.nan}, "router_aux_loss_coef=nan cannot train"),
+        ({"betas": (1.0, 0.9)}, r"betas=\(1.0, 0.9\) cannot train"),
+        ({"algorithm": "sgd"}, "optimizer='sgd' is unknown"),
+    ],
+)
+def test_numbers_that_cannot_train(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidOption, match=text):
+        Recipe(model=ModelSpec(name="tiny", vocab_size=300), **options)
+
+
+@pytest.mark.parametrize("alpha", [0, math.nan, math.inf])
+def test_an_adapter_that_is_scaled_to_nothing(alpha: float) -> None:
+    with pytest.raises(InvalidOption, match=f"lora_alpha={alpha} cannot train"):
+        Lora(alpha=alpha)
 
 
 def test_the_kernel_of_liger_needs_its_package_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
