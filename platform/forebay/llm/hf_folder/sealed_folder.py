@@ -49,6 +49,8 @@ class SealedFolder:
         if location.fs.get_file_info(location.path).type == fs.FileType.File:
             raise InvalidOption(f"{location.uri} is a file. Give a folder.", path=location.uri)
         names = {info.base_name for info in children(location.fs, location.path)}
+        # A kill before the first file had its name leaves its draft.
+        names = {name for name in names if not name.startswith(f".{ORIGIN}.")}
         if not names:
             location.fs.create_dir(location.path, recursive=True)
             self.write(ORIGIN, json.dumps(self._origin, indent=1).encode())
