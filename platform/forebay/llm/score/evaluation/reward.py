@@ -22,6 +22,8 @@ from forebay.storage.filesystem import resolve
 
 _BLOCK_ROWS = 1024
 _ROW_NUMBERS = 1 << 31
+_OF_TEMPLATE = ("tools", "functions", "chat_template_kwargs")
+"""Columns that a chat template writes beside messages."""
 
 
 def prompt_rows(data: str, *, prompt: str | None = None, keep: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -34,7 +36,8 @@ def prompt_rows(data: str, *, prompt: str | None = None, keep: Sequence[str] = (
         prompt: Column of the prompt. None: the first known one.
         keep: Columns that the reward function gets.
 
-    Raises `InvalidOption` for the first row without a prompt, and as `score_rows`.
+    Raises `InvalidOption` for the first row without a prompt, or with tools that `keep` leaves out, and as
+    `score_rows`.
     """
     source = find_source(data)
     prompts = find_prompt(PromptSource(column=prompt), source.columns, source.name, from_arrow=source.from_arrow)
@@ -49,10 +52,15 @@ def prompt_rows(data: str, *, prompt: str | None = None, keep: Sequence[str] = (
             try:
                 if error is not None:
                     raise InvalidConversation(error)
-                content = prompts.prompt(start + at, row).content
-            except InvalidConversation as found:
-                raise InvalidOption(f"row {start + at} of {source.name} has no prompt: {found}.") from found
-            yield {"prompt": content, "row": start + at, **{name: row[name] for name in keep}}
+                found = prompts.prompt(start + at, row)
+            except InvalidConversation as no_prompt:
+                raise InvalidOption(f"row {start + at} of {source.name} has no prompt: {no_prompt}.") from no_prompt
+            if unsaid := [name for name in _OF_TEMPLATE if row.get(name) and name not in keep]:
+                raise InvalidOption(
+                    f"row {start + at} of {source.name} has {unsaid[0]!r}, which is no part of its messages. Name it "
+                    "in keep= for a trainer that reads such a column, or leave the column out of the data."
+                )
+            yield {"prompt": found.content, "row": start + at, **{name: row[name] for name in keep}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

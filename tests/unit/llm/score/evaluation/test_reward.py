@@ -101,6 +101,15 @@ def test_prompts_come_in_order_with_their_rows(tmp_path: Path) -> None:
         list(prompt_rows(str(file)))
 
 
+def test_tools_beside_a_prompt_are_not_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    file.write_text(json.dumps({"prompt": PROMPTS[0], "tools": tools}) + "\n")
+    with pytest.raises(InvalidOption, match="row 0 of .* has 'tools', which is no part of its messages"):
+        list(prompt_rows(str(file)))
+    assert next(prompt_rows(str(file), keep=["tools"]))["tools"] == tools
+
+
 def test_judge_of_the_script_gives_rewards(model_folder: Path, tmp_path: Path) -> None:
     reward = runpy.run_path(str(SCRIPT))["rewards"](str(model_folder), str(tmp_path))
     found = reward(PROMPTS, [[{"role": "assistant", "content": "yes"}]] * 3)
