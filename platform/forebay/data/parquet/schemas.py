@@ -210,7 +210,7 @@ def _mixed(name: str, one: tuple[FileSchema, Field], other: tuple[FileSchema, Fi
     found = f"is {types[1]}" if types[1] else "is absent"
     return MixedSchemas(
         f"Column {name!r} is {types[0]} in {one[0].uri}, but {found} in {other[0].uri}. Write the files with one "
-        "schema, select columns that they share (columns=[...]), or scan them apart.",
+        "schema, or apart, or select columns that they share (columns=[...] of fb.scan).",
         column=name,
         files=(one[0].uri, other[0].uri),
         types=types,
@@ -222,7 +222,8 @@ def _refuse_twice(schema: FileSchema, names: set[str]) -> None:
     for field in schema.fields:
         if field.name in seen and field.name in names:
             raise MixedSchemas(
-                f"{schema.uri} has two columns {field.name!r}. Rename one, or select others (columns=[...]).",
+                f"{schema.uri} has two columns {field.name!r}. Rename one, or select others (columns=[...] of "
+                "fb.scan).",
                 column=field.name,
                 files=(schema.uri,),
             )
