@@ -157,6 +157,9 @@ class Options:
                 f"finetuning={self.finetuning!r} is unknown. Choose 'full', 'lora' or 'qlora'.",
                 finetuning=self.finetuning,
             )
+        for option in ("storage", "cache"):
+            if not getattr(self, option):
+                raise InvalidOption(f"{option}='' names no folder. Give one: a variable of a shell may be unset.")
         whole_number("samples", self.samples, least=0)
         for option in ("max_steps", "eval_every", "patience"):
             if getattr(self, option) is not None:

@@ -58,6 +58,9 @@ def test_every_option_has_a_meaning() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(InvalidOption, match="finetuning='prompt' is unknown"):
         llm.Options(finetuning="prompt")
+    # Rows were prepared below the root of the disk.
+    with pytest.raises(InvalidOption, match="storage='' names no folder"):
+        llm.Options(storage="")
     with pytest.raises(InvalidOption, match=r"with_options\(rank=...\) is unknown"):
         llm.with_options(rank=4)
     with pytest.raises(InvalidOption, match="there is no data. Give data="):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,8 +106,9 @@ class ScoreRequest:
             raise InvalidOption(f'completion={self.completion!r} is for task="log_likelihood", not {self.task!r}.')
         if self.end and self.task != "log_likelihood":
             raise InvalidOption(f'end=True is for task="log_likelihood", not {self.task!r}.')
-        if self.cpus_per_worker < 0 or (self.gpus_per_worker or 0) < 0:
-            raise InvalidOption("cpus_per_worker= and gpus_per_worker= cannot be negative.")
+        for name in ("cpus_per_worker", "gpus_per_worker"):
+            if not 0 <= (getattr(self, name) or 0) < math.inf:
+                raise InvalidOption(f"{name}={getattr(self, name)} cannot run an engine. Give 0 or more.")
 
     def scoring_task(self) -> ScoreTask:
         """Task of the run, with its options.

@@ -67,6 +67,8 @@ def score_rows(
         ScoringFailed: More rows than `max_errors` have an error, or no engine can be opened.
         WriteFailed, ReadFailed, SourceChanged: Storage failed, or the data changed.
     """
+    if not request.to:
+        raise InvalidOption("to='' names no folder. Give one: a variable of a shell may be unset.")
     setup = set_up(request, prompt, engine)
     keep_plan(setup.plan, setup.spec.folder.uri)
     layout, existing = setup.layout, setup.spec.folder.existing()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -53,6 +54,18 @@ def test_device_of_an_engine(monkeypatch: pytest.MonkeyPatch, found: int, gpus: 
     spec = request(gpus_per_worker=gpus).engine_spec()
     assert isinstance(spec, HfEngineSpec)
     assert spec.device == torch.device(device)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"cpus_per_worker": math.nan}, "cpus_per_worker=nan cannot run an engine"),
+        ({"gpus_per_worker": -1}, "gpus_per_worker=-1 cannot run an engine"),
+    ],
+)
+def test_values_that_cannot_work(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidOption, match=text):
+        ScoreRequest(**{"model": "m", "data": "d", "to": "t"} | options)
 
 
 def test_gpus_of_an_engine_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,11 @@ def test_rerun_scores_nothing_and_opens_no_engine(request_of: Requests, model_fo
     assert again.read().equals(first.read())
 
 
+def test_an_empty_folder_is_not_the_root_of_the_disk(request_of: Requests) -> None:
+    with pytest.raises(InvalidOption, match="to='' names no folder"):
+        score_rows(request_of(to=""))
+
+
 def test_missing_shards_are_scored_again_and_alike(request_of: Requests) -> None:
     whole = score_rows(request_of()).read()
     lost = Path(request_of().to)
