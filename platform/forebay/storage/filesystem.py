@@ -62,7 +62,7 @@ def resolve(uri: str | os.PathLike[str] | Location) -> Location:
             or one of fsspec's.
 
     Raises:
-        InvalidOption: The scheme is unknown, or the URI is malformed.
+        InvalidOption: The scheme is unknown, or the URI is malformed or empty.
         ReadFailed: The file system cannot be reached.
     """
     return uri if isinstance(uri, Location) else _resolve(uri, once=False)
@@ -79,7 +79,7 @@ def resolve_source(uri: str | os.PathLike[str] | Location) -> Location:
 def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     if not isinstance(uri, str | os.PathLike):
         raise InvalidOption(f"{uri!r} is not a location. Give a path or a URI.")
-    text = os.fspath(uri)
+    _refuse_empty(text := os.fspath(uri))
     found = SCHEME.match(text)
     if found is None or has_local_name(text):
         named = _home_of(text) if found is None else Path(_path_of_file_uri(text))
@@ -195,7 +195,16 @@ def below(uri: str, name: str) -> str:
     's3://bucket/runs/ctr?region=eu-west-1'
     """
     folder, options = split_options(uri)
+    _refuse_empty(folder)
     return with_options(f"{folder.rstrip('/')}/{name}", options)
+
+
+def _refuse_empty(path: str) -> None:
+    """Raise `InvalidOption` for what an unset variable of a shell gives: it would be this folder, or the root."""
+    if not path.strip():
+        raise InvalidOption(
+            f"{path!r} names no file or folder. Give a path or a URI: a variable of a shell may be unset."
+        )
 
 
 def uri_below(folder: Location, name: str) -> str:
