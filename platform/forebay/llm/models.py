@@ -45,6 +45,7 @@ Quantization = Literal["nf4"]
 Head = Literal["tokens", "reward"]
 
 _CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_ADAPTER = "adapter_config.json"
 _TINY_POSITIONS = 4096
 _MIXING_LAYERS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention"})
 """Kinds of layers of transformers whose state goes on over the beginning of a document."""
@@ -155,6 +156,7 @@ class ModelSpec:
                 dtype=dtype,
                 attn_implementation=attn,
                 local_files_only=True,
+                trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
             )
@@ -258,7 +260,7 @@ def full_config(config: Mapping[str, Any]) -> Any:
     with tempfile.TemporaryDirectory(prefix="forebay-config-") as folder:
         # Only a file is read with all that transformers writes, such as an infinite number.
         (Path(folder) / _CONFIG).write_text(json.dumps(dict(config)))
-        return import_transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
+        return import_transformers().AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
 
 
 def _check_apart(name: str, config: Any, answers: Answers) -> None:
@@ -302,6 +304,18 @@ def read_config(folder: str) -> dict[str, Any]:
             "transformers library has itself.",
             path=named,
         )
+    if kernel := _kernel_in(config):
+        raise InvalidOption(
+            f"config.json of {named} names code of the Hub for its attention ({kernel!r:.100}), which is never run. "
+            "Take the key out, and choose attn=.",
+            path=named,
+        )
+    if _ADAPTER in names:
+        raise InvalidOption(
+            f"{named} holds an adapter beside the model ({_ADAPTER}), which transformers would add to the weights. "
+            "Merge the adapter, or take the file out.",
+            path=named,
+        )
     missing = sorted(set(_read_json(location, INDEX)["weight_map"].values()) - names) if INDEX in names else []
     if missing:
         raise InvalidOption(f"{named} lacks {', '.join(missing)} of its weights. Copy the folder again.")
@@ -310,6 +324,22 @@ def read_config(folder: str) -> dict[str, Any]:
         why = f"{pickles[0]} is a pickle, which may run any code, and is not read" if pickles else f"it holds {seen}"
         raise InvalidOption(f"{named} has no weights as safetensors: {why}. {needs}", path=named)
     return config
+
+
+def _kernel_in(config: object) -> str | None:
+    """Kernel that a configuration or one within it names for attention, or None.
+
+    transformers loads `org/name` from the Hub.
+    """
+    if isinstance(config, list):
+        return next(filter(None, map(_kernel_in, config)), None)
+    if not isinstance(config, Mapping):
+        return None
+    for key, value in config.items():
+        for each in value.values() if isinstance(value, Mapping) else (value,):
+            if str(key).endswith("attn_implementation") and isinstance(each, str) and "/" in each:
+                return each
+    return next(filter(None, map(_kernel_in, config.values())), None)
 
 
 def _read_json(location: Location, name: str) -> Any:
@@ -344,7 +374,9 @@ def check_weights(spec: ModelSpec) -> nn.Module:
             copy_headers(small_files_of(spec.name), Path(folder), with_weights=not hub)
             if hub:
                 with torch.device("meta"):
-                    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+                    config = transformers.AutoConfig.from_pretrained(
+                        folder, local_files_only=True, trust_remote_code=False
+                    )
                     made: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
                 return made
             model, found = transformers.AutoModelForCausalLM.from_pretrained(
@@ -353,6 +385,7 @@ def check_weights(spec: ModelSpec) -> nn.Module:
                 device_map="meta",
                 ignore_mismatched_sizes=True,  # they are named by _check_names
                 local_files_only=True,
+                trust_remote_code=False,
                 use_safetensors=True,
                 output_loading_info=True,
                 attn_implementation={DOCUMENTS: "sdpa", "sdpa": "sdpa"}.get(spec.attn),

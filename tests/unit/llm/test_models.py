@@ -137,6 +137,33 @@ def test_folders_that_are_refused(folder: Path, tmp_path: Path) -> None:
         read_config(str(folder))
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"_attn_implementation": "org/kernel"},
+        {"attn_implementation": {"": "sdpa", "text_config": "org/kernel@main"}},
+        {"text_config": {"_attn_implementation": "org/kernel:attend"}},
+    ],
+)
+def test_a_configuration_chooses_no_code_of_the_hub(folder: Path, facts: dict[str, Any]) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | facts))
+    with pytest.raises(InvalidOption, match=r"names code of the Hub for its attention \('org/kernel"):
+        read_config(str(folder))
+
+
+def test_a_configuration_may_name_an_attention_of_transformers(folder: Path) -> None:
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"_attn_implementation": "flash_attention_2"}))
+    assert read_config(str(folder))["_attn_implementation"] == "flash_attention_2"
+
+
+def test_an_adapter_beside_a_model_is_not_added_to_its_weights(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(InvalidOption, match="holds an adapter beside the model"):
+        read_config(str(folder))
+
+
 @pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj.weight", "lm_head.weight"])
 def test_a_weight_that_is_missing_is_named_before_and_at_the_load(folder: Path, name: str) -> None:
     assert check_weights(ModelSpec(name=str(folder), vocab_size=300)) is not None

@@ -127,7 +127,10 @@ def load_folder(folder: str, template: str | None = None, new_tokens: Sequence[s
     refusal = partial(_unloadable, folder)
     with replaced_errors(refusal):
         found = transformers.AutoTokenizer.from_pretrained(
-            local_copy(folder, with_weights=False), local_files_only=True
+            # Not the default, which asks the user at a terminal.
+            local_copy(folder, with_weights=False),
+            local_files_only=True,
+            trust_remote_code=False,
         )
     if not found.is_fast:
         raise InvalidOption(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,17 @@ def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(InvalidOption, match="cannot be loaded"):
         load_folder(str(folder))
+
+
+def test_nobody_is_asked_to_run_the_code_of_a_tokenizer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = folder / "tokenizer_config.json"
+    own = {"auto_map": {"AutoTokenizer": [None, "code.Own"]}, "tokenizer_class": "Own"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | own))
+    (folder / "code.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    with pytest.raises(InvalidOption, match=r"(?s)\(ValueError: .* Code in a model's folder is never run") as refused:
+        load_folder(str(folder))
+    assert "it ran" not in str(refused.value)
 
 
 def test_tokenizer_that_is_not_trained_yet_cannot_be_loaded() -> None:

@@ -71,7 +71,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         template = TokenizerSpec(folder=model, template=self._request.chat_template).template_text
         with hub_access(model):
             self.tokenizer = load_folder(model, template)
-            config = import_transformers().AutoConfig.from_pretrained(local_copy(model), local_files_only=True)
+            config = import_transformers().AutoConfig.from_pretrained(
+                local_copy(model), local_files_only=True, trust_remote_code=False
+            )
         # vLLM generates one token behind a prompt whose likelihood is asked for.
         most = resolve_max_length(config, self.tokenizer) - (2 if self._request.engine == "vllm" else 0)
         if max_length is not None:
