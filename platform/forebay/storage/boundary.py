@@ -190,11 +190,7 @@ def is_name_below(root: str, name: str) -> bool:
 
 
 def check_stored_uri(uri: str, what: str, own: Location | None, allowed: Sequence[Location] = ()) -> None:
-    """Check a URI that a file holds.
-
-    It names a local path or a store of a known kind, without options that choose a host, a key or a local file.
-    Anything else needs the user's word: the store and options of `own`, a location of `allowed` above it, or
-    credentials that this process was given for that store.
+    """Check a URI that a file holds, as `may_open`.
 
     Args:
         uri: The URI.
@@ -205,8 +201,7 @@ def check_stored_uri(uri: str, what: str, own: Location | None, allowed: Sequenc
     Raises:
         InvalidOption: The URI must not be opened.
     """
-    is_plain = "\0" not in uri and not {".", ".."} & set(re.split(r"[/\\]", unquote(uri)))
-    if is_plain and (_is_harmless(uri, own) or _is_given(uri, own, allowed)):
+    if may_open(uri, own, allowed):
         return
     name, options = split_options(uri)
     shown = with_options(f"{name.partition('://')[0]}://{name.rpartition('@')[2]}" if "@" in name else name, options)
@@ -217,6 +212,17 @@ def check_stored_uri(uri: str, what: str, own: Location | None, allowed: Sequenc
         f"allow_locations=[{shown!r:.300}], or --allow-location.",
         uri=shown,
     )
+
+
+def may_open(uri: str, own: Location | None, allowed: Sequence[Location] = ()) -> bool:
+    """Whether a URI that a file holds may be opened. `own` is the file's location.
+
+    It names a local path or a store of a known kind, without options that choose a host, a key or a local file.
+    Anything else needs the user's word: the store and options of `own`, a location of `allowed` above it, or
+    credentials that this process was given for that store.
+    """
+    is_plain = "\0" not in uri and not {".", ".."} & set(re.split(r"[/\\]", unquote(uri)))
+    return is_plain and (_is_harmless(uri, own) or _is_given(uri, own, allowed))
 
 
 def _is_harmless(uri: str, own: Location | None) -> bool:

@@ -22,6 +22,7 @@ from forebay.fleet.spec.job_toml import spec_of
 from forebay.fleet.submitter import FileOwner
 from forebay.runtime.declared_types import require_facts, require_types
 from forebay.storage.atomic import FULL, NotAFile, find_small, open_regular, write_atomically
+from forebay.storage.boundary import may_open
 from forebay.storage.exclusive import create_exclusively
 from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.globs import children
@@ -198,7 +199,9 @@ class JobFiles:
             content, owner = self._read_owned(name)
             if content is None:
                 return None
-            return StoredSubmission(submission=Submission.from_json(content), number=number, owner=owner)
+            submission = Submission.from_json(content)
+            self._check_storage(submission.spec.storage)
+            return StoredSubmission(submission=submission, number=number, owner=owner)
         except _NOT_A_SUBMISSION as error:
             uri = self._uri(name)
             raise DamagedSubmission(
@@ -206,6 +209,14 @@ class JobFiles:
                 uri=uri,
                 number=number,
             ) from error
+
+    def _check_storage(self, named: str) -> None:
+        """Raise `ValueError` for a storage whose host the author of the file would choose."""
+        if not may_open(named, resolve(self.storage)):
+            raise ValueError(
+                f"it names the storage {named!r}, and must not choose where credentials are sent. If that storage is "
+                "yours, give it as --storage"
+            )
 
     def _before(self, number: int) -> Submission | None:
         """Return an earlier submission, or None. A damaged one says nothing."""
