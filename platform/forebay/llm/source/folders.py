@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from pyarrow import fs
@@ -15,6 +16,7 @@ from forebay.errors import InvalidOption
 from forebay.llm.source.hub_model import hub_copy, hub_model
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.globs import children
+from forebay.storage.private_folder import unsafe_folder
 
 _SAMPLES, _SAMPLE_BYTES = 9, 1 << 16
 _MOST_HEADER_BYTES = 100 << 20
@@ -131,6 +133,15 @@ def folder_digest(folder: str) -> str:
 
 
 def _copies() -> Path:
-    path = Path(tempfile.gettempdir()) / f"forebay-models-{os.getuid()}"
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Folder of the copies. Raises `InvalidOption` if other users can change it."""
+    path = Path(tempfile.gettempdir()) / f"forebay-models-{os.geteuid()}"
+    with suppress(FileExistsError):  # also a link or a file of another user
+        path.mkdir(mode=0o700, parents=True)
+    # Not the folders above: /tmp of a pod has no sticky bit, and no other users.
+    if problem := unsafe_folder(path.lstat()):
+        raise InvalidOption(
+            f"{path}, where models are copied to, {problem}: others could change what is trained. Set TMPDIR to a "
+            "folder of your own.",
+            path=str(path),
+        )
     return path
