@@ -22,6 +22,7 @@ from pyarrow import fs
 
 from forebay.data.manifest.manifest import CONTENT_HASH, Field, File, Manifest
 from forebay.errors import InvalidOption
+from forebay.storage.atomic import NotAFile
 from forebay.storage.boundary import is_name_below
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import below, resolve
@@ -259,7 +260,7 @@ def _fitted_facts(prepared: Prepared) -> dict[str, Mapping[str, Any]]:
 def list_prepared(into: str) -> Iterator[tuple[str, Prepared | None]]:
     """Folders below `into`, with their datasets.
 
-    None for a folder without a seal, or with a damaged one.
+    None for a folder without a seal, or with one that is damaged or of others.
     """
     location = resolve(into)
     if location.fs.get_file_info(location.path).type != fs.FileType.Directory:
@@ -268,7 +269,7 @@ def list_prepared(into: str) -> Iterator[tuple[str, Prepared | None]]:
         if info.type == fs.FileType.Directory and not info.base_name.startswith(("_", ".")):
             folder = below(location.uri, info.base_name)
             found = None
-            with suppress(InvalidOption):
+            with suppress(InvalidOption, NotAFile, PermissionError):
                 found = find_prepared(folder)
             yield folder, found
 

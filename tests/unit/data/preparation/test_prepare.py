@@ -293,6 +293,17 @@ def test_an_unsealed_or_damaged_folder_is_never_read(clicks: Path, tmp_path: Pat
     assert [found for _, found in list_prepared(str(tmp_path / "into"))] == [None]
 
 
+def test_a_seal_that_is_no_file_hides_no_other_dataset(clicks: Path, tmp_path: Path) -> None:
+    prepared = make(clicks, tmp_path / "into")
+    for name, plant in (("a", Path.mkdir), ("b", os.mkfifo)):
+        (tmp_path / "into" / name).mkdir()
+        plant(tmp_path / "into" / name / SEAL)
+    found = dict(list_prepared(str(tmp_path / "into")))
+    assert [Path(folder).name for folder, each in found.items() if each is None] == ["a", "b"]
+    known = found[prepared.folder]
+    assert known is not None and known.fingerprint == prepared.fingerprint
+
+
 def test_a_failure_leaves_nothing_that_the_next_call_reads(
     clicks: Path, tmp_path: Path, bytes_of: Contents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
