@@ -118,9 +118,10 @@ def test_ray_asks_for_a_token_and_its_dashboard_is_no_ingress(render: Render) ->
 
 
 def egress(objects: Objects) -> list[dict[str, Any]]:
-    policy, own = (each["spec"] for each in objects if each["kind"] == "NetworkPolicy")
+    policy, submitter, own = (each["spec"] for each in objects if each["kind"] == "NetworkPolicy")
     assert policy["podSelector"] == {"matchLabels": {"ray.io/is-ray-node": "yes"}}
     assert own["egress"] == policy["egress"], "agent, controller and notebook reach the same"
+    assert submitter["egress"] == policy["egress"], "the image of a job reaches the same in its submitter"
     rules: list[dict[str, Any]] = policy["egress"]
     return rules
 
@@ -133,6 +134,20 @@ def test_pods_of_ray_reach_each_other_dns_and_the_addresses_of_storage(render: R
     assert among == {"to": [{"podSelector": {"matchExpressions": [{"key": "ray.io/cluster", "operator": "Exists"}]}}]}
     assert {(each["protocol"], each["port"]) for each in dns["ports"]} == {("UDP", 53), ("TCP", 53)}
     assert storage == {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"ipBlock": {"cidr": "fd00::/8"}}]}
+
+
+def test_submitters_of_jobs_are_under_a_policy_and_asked_for_nothing(render: Render) -> None:
+    (policy,) = (
+        each["spec"]
+        for each in render("defaults")
+        if each["kind"] == "NetworkPolicy" and each["metadata"]["name"] == "forebay-submitter"
+    )
+    assert policy["policyTypes"] == ["Ingress", "Egress"] and "ingress" not in policy
+    shared = cluster(shared_cluster="forebay")
+    for job in (ray_job(attempt(), cluster()), ray_job(attempt(scheduling={"cluster": "shared"}), shared)):
+        labels = job["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+        for each in policy["podSelector"]["matchExpressions"]:
+            assert labels[each["key"]] in each.get("values", [labels[each["key"]]])
 
 
 def test_kubeconfigs_are_a_mounted_secret(render: Render) -> None:
