@@ -15,7 +15,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 from forebay.errors import InvalidOption
 from forebay.runtime.foreign_code import replaced_errors
-from forebay.runtime.uris import split_options, with_options
+from forebay.runtime.uris import SCHEME, split_options, with_options
 
 # An option that is not listed here counts as a credential: a misspelt `secret_kye` must not be printed either.
 PUBLIC_OPTIONS: dict[str, frozenset[str]] = {
@@ -96,7 +96,14 @@ def without_credentials(uri: str) -> str:
 
     >>> without_credentials("s3://AKIA:sesame@bucket/clicks?region=eu-west-1&session_token=abc")
     's3://bucket/clicks?region=eu-west-1'
+
+    Raises `InvalidOption` for credentials in a URI within a URI (`zip://a.parquet::https://...`).
     """
+    if _has_chained(uri):
+        raise InvalidOption(
+            "The URI behind :: holds credentials, which would be shown. Leave them out, and set them in the "
+            "environment or the configuration of that store."
+        )
     public, credentials = _split(uri)
     if credentials is not None:
         _grant(public, credentials)
@@ -105,7 +112,7 @@ def without_credentials(uri: str) -> str:
 
 def has_credentials(uri: str) -> bool:
     """Whether `uri` has credentials. Unlike `without_credentials`, it keeps none of them."""
-    return _split(uri)[1] is not None
+    return _split(uri)[1] is not None or _has_chained(uri)
 
 
 def granted(uri: str) -> Credentials:
@@ -180,6 +187,12 @@ def redacting() -> Iterator[None]:
     """Remove the secrets from errors that the block raises."""
     with replaced_errors(redacted, is_cause_shown=False):
         yield
+
+
+def _has_chained(uri: str) -> bool:
+    """Whether a URI that fsspec chains behind `::` has credentials."""
+    chained = [each for each in uri.split("::") if SCHEME.match(each)]
+    return any(_split(each)[1] is not None for each in chained[1:])
 
 
 def _split(uri: str) -> tuple[str, Credentials | None]:

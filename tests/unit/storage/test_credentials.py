@@ -9,7 +9,16 @@ import pytest
 
 from forebay.errors import InvalidOption
 from forebay.storage import credentials
-from forebay.storage.credentials import Access, Credentials, granted, redact, redacted, redacting, without_credentials
+from forebay.storage.credentials import (
+    Access,
+    Credentials,
+    granted,
+    has_credentials,
+    redact,
+    redacted,
+    redacting,
+    without_credentials,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +56,26 @@ def test_a_slash_in_a_secret_is_not_taken_for_a_folder() -> None:
     with pytest.raises(InvalidOption, match="%2F") as caught:
         without_credentials("s3://KEY:sec/ret@b/x")
     assert "ret@" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "zip://a.parquet::s3://AKIA:sesame-9@b/k",
+        "zip://a::https://host/a.zip?sig=sesame-9",
+        "simplecache::zip://a::ftp://u:sesame-9@h/a",
+    ],
+)
+def test_credentials_of_a_uri_within_a_uri_are_refused(uri: str) -> None:
+    assert has_credentials(uri)
+    with pytest.raises(InvalidOption, match="The URI behind :: holds credentials") as refused:
+        without_credentials(uri)
+    assert "sesame" not in str(refused.value)
+
+
+@pytest.mark.parametrize("uri", ["zip://a.parquet::https://host/a.zip", "s3://bucket/a::b", "simplecache::s3://b/k"])
+def test_a_uri_within_a_uri_is_kept(uri: str) -> None:
+    assert without_credentials(uri) == uri and not has_credentials(uri)
 
 
 def test_the_nearest_folder_decides_and_the_newest_replaces() -> None:
