@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,16 @@ _PIPE_WIDTH = 160
 _LINE_EVERY_S, _LINE_AT_MOST_EVERY_S = 5.0, 60.0
 LINE_WIDTH = 80
 """Longest line of a text for people on a terminal."""
+
+
+def escape_unencodable() -> None:
+    """Let the standard streams escape characters that their encoding lacks.
+
+    Else one name of a column ends a command where the locale is not UTF-8.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def print_json(facts: object) -> None:

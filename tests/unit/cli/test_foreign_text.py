@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from forebay.cli.app import main
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J\x1b[31mred \u202etxt.exe"
 
@@ -60,6 +63,23 @@ def test_a_line_of_the_log_is_shown_too(forebay: Callable[..., Any]) -> None:
     assert last is not None
     line = last.format(logging.LogRecord("forebay", logging.WARNING, "", 1, "the file %s", (HOSTILE,), None))
     assert line.startswith("the file \\x1b]0;title\\x07")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_characters_that_a_stream_lacks_are_escaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"größe": ["€5"], "x": [1.0]}), tmp_path / "a.parquet")
+    for words in (["rows", str(tmp_path)], ["scan", str(tmp_path)]):
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        assert ended.value.code == 0
+        sys.stdout.seek(0)
+        text = sys.stdout.read()
+        assert ("größe" if encoding == "latin-1" else "gr\\xf6\\xdfe") in text
+        assert "\\u20ac5" in text or words[0] == "scan"
 
 
 def test_a_traceback_is_shown_too() -> None:
