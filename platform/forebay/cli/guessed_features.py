@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
+from forebay.data.parquet.column_paths import operand_text
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.transform.features.categories import is_text, value_type
-from forebay.data.transform.features.columns import column_type, wrong_type
+from forebay.data.transform.features.columns import column_type, paths_into, wrong_type
 from forebay.data.transform.features.ragged import is_list
 from forebay.errors import InvalidOption
 
@@ -45,13 +46,13 @@ class GuessedFeatures:
     Attributes:
         target: Column to predict.
         is_binary: Whether it is a bool, or only 0 and 1.
-        has_nulls: Whether it may be null.
+        where: Filter of the rows whose target is a number, empty if all are.
         is_guessed: Whether the target was not named.
     """
 
     target: str
     is_binary: bool = False
-    has_nulls: bool = False
+    where: str = ""
     is_guessed: bool = True
     numbers: list[str] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
@@ -87,7 +88,7 @@ def guess_features(manifest: Manifest, target: str | None = None) -> GuessedFeat
     found = GuessedFeatures(
         target=chosen,
         is_binary=_is_binary(table[chosen]),
-        has_nulls=nullable,
+        where=_where(chosen, schema[chosen], nullable=nullable),
         is_guessed=target is None,
     )
     for name, kind in schema.items():
@@ -124,7 +125,7 @@ def _sort_in(found: GuessedFeatures, name: str, kind: pa.DataType, values: pa.Ch
     elif _is_number(plain):
         found.numbers.append(name)
     else:
-        found.skipped[name] = f"{kind}: name one of its fields" if types.is_nested(plain) else str(kind)
+        found.skipped[name] = f"{kind}.{paths_into(name, plain)}".rstrip(".")
 
 
 def _sort_in_text(found: GuessedFeatures, name: str, values: pa.ChunkedArray) -> None:
@@ -157,6 +158,13 @@ def _is_binary(values: pa.ChunkedArray) -> bool:
         return True
     known: Sequence[object] = values.unique().drop_null().to_pylist()[:3]
     return len(known) > 0 and set(known) <= {0, 1}
+
+
+def _where(target: str, kind: pa.DataType, *, nullable: bool) -> str:
+    name = operand_text(target)
+    if pa.types.is_floating(value_type(kind)):
+        return f"{name} > -1e38 and {name} < 1e38"  # no null, NaN or infinity
+    return f"{name} is not None" if nullable else ""
 
 
 def _is_unique(values: pa.ChunkedArray) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from keyword import iskeyword
 from pathlib import Path
 from typing import Annotated
 
@@ -118,9 +117,9 @@ def _job_lines(manifest: Manifest, found: GuessedFeatures, source: str, *, is_sp
     yield ") -> fb.Job:"
     yield "    # Each parameter is one of the command line: forebay run ... epochs=10"
     where = ""
-    if found.has_nulls and found.target.isidentifier() and not iskeyword(found.target):
-        yield "    # A label has no nulls: rows without a target are left out."
-        where = f", where={_text(found.target + ' is not None')}"
+    if found.where:
+        yield "    # A label is a number: rows with a null, NaN or infinity there are left out."
+        where = f", where={_text(found.where)}"
     if is_split:
         yield f"    training, held_out = fb.scan(data{where}).split(0.1)"
     else:

@@ -67,12 +67,18 @@ def odd_names() -> pa.Table:
     return pa.table({ODD: np.arange(50) % 3, "class": np.arange(50) % 2, "c.d": np.arange(50.0), "e\tf": ["x"] * 50})
 
 
+def fractions(target: str) -> pa.Table:
+    values = [None, float("nan"), float("inf"), -float("inf"), *np.arange(96.0)]
+    return pa.table({"x": [*np.arange(50.0)] * 2, target: pa.array(values, pa.float32())})
+
+
 TABLES = {
     "clicks": (clicks, "clicked", 120),
     "one row group": (clicks, "clicked", ROWS),
     "no nulls": (lambda: pa.table({"x": np.arange(40.0), "y": np.arange(40.0) * 1e6}), "y", 10),
     "one row": (lambda: pa.table({"x": [1.0], "flag": [True]}), "flag", 1),
     "odd names": (odd_names, "class", 25),
+    "targets that are no numbers": (lambda: fractions("a b"), "a b", 25),
     "only texts": (lambda: pa.table({"s": ["a", "b"] * 10, "n": [2**40, -(2**40)] * 10}), "n", 5),
 }
 
@@ -114,10 +120,11 @@ def test_real_data_runs(forebay: Call, tmp_path: Path, make: Callable[[], pa.Tab
 
 def test_columns_are_sorted_by_use(forebay: Call, tmp_path: Path) -> None:
     found = guess_features(scan(str(write(tmp_path / "data", clicks(), 120))))
-    assert (found.is_binary, found.has_nulls, found.is_guessed) == (True, True, True)
+    assert (found.is_binary, found.where, found.is_guessed) == (True, "clicked is not None", True)
     assert (found.numbers, found.ids) == (["price", "decimal"], ["user_id", "country"])
     assert (found.times, found.lists, found.vectors) == (["at", "day"], ["tags"], {"embedding": 2})
     assert set(found.skipped) == {"event_id", "scores", "review", "where", "nothing"}
+    assert found.skipped["where"] == "struct<lat: double>. Name a field of it: where.lat"
 
 
 def test_a_target_is_named(forebay: Call, tmp_path: Path) -> None:

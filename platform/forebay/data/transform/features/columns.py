@@ -61,7 +61,7 @@ def wrong_type(feature: str, column: str, found: pa.DataType, wanted: str) -> Wr
     `wanted` is a sentence about what the feature takes.
     """
     return WrongType(
-        f"{feature} was given column {column!r}, which is {found}. {wanted}{_paths_into(column, found)}",
+        f"{feature} was given column {column!r}, which is {found}. {wanted}{paths_into(column, found)}",
         column=column,
         found=str(found),
     )
@@ -86,7 +86,8 @@ def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, rem
         raise wrong_type(feature, column, found, f"dtype={dtype!r} would cut off fractions: use a float dtype.")
 
 
-def _paths_into(column: str, found: pa.DataType) -> str:
+def paths_into(column: str, found: pa.DataType) -> str:
+    """Sentence, after a space, with the paths that lead into a column. Empty if none does."""
     if pa.types.is_map(found):
         return f" A map has lists of keys and of values, for Ragged: {column}.keys, {column}.values."
     inner = found.value_type if pa.types.is_list(found) or pa.types.is_large_list(found) else found
