@@ -87,14 +87,16 @@ class ForkServer:
         """Fork a worker.
 
         Returns the connection to it, and its process id. If this process ends before it removes `folder`, the server
-        does. Raises `ForkServerLost` if the server has ended, and `OSError` if it cannot fork.
+        does. Raises `ForkServerLost` if the server has ended, and `OSError` if it cannot fork, or this process has no
+        descriptor left.
         """
-        with contextlib.ExitStack() as undo:
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as opened:
+            connection, theirs = opened.enter_context(socket_pair())
+            # Also at Ctrl-C: a notebook keeps the frame of this call, and a worker would wait for its start.
+            undo.callback(connection.close)
             with self._lost_at_error():
-                with socket_pair() as (connection, theirs):
-                    # Also at Ctrl-C: a notebook keeps the frame of this call, and a worker would wait for its start.
-                    undo.callback(connection.close)
-                    self._send(("fork", folder), theirs)
+                self._send(("fork", folder), theirs)
+                opened.close()  # other threads may fork again, while the server imports
                 answer = self._answer()
             if isinstance(answer, OSError):
                 raise answer
@@ -247,6 +249,7 @@ def serve(descriptor: int, spawn: str) -> int:
     Returns in each worker, with the socket to its owner. Never returns in the server. With a program `spawn`, each
     worker is an interpreter of its own that runs it, and imports everything again.
     """
+    reset_in_forks(os.getpid())
     connection = Connection(descriptor)
     workers: dict[int, int | None] = {}  # exit codes, None of those that may run
     folders: set[str] = set()
@@ -279,6 +282,28 @@ def serve(descriptor: int, spawn: str) -> int:
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
+
+
+def reset_in_forks(server: int) -> None:
+    """Let SIGTERM end what this process and its children fork.
+
+    Workers, which are forks of `server`, leave SIGTERM to their owner. A process that a train function forks would
+    ignore `Process.terminate()`: a `multiprocessing.Pool` waits for its processes then, without limit.
+    """
+    ours, forking = signal.getsignal(signal.SIGTERM), threading.local()
+
+    def hold() -> None:  # until the fork has its handler: the system would forget a signal before that
+        forking.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, forking.before)
+
+    def reset() -> None:
+        if os.getppid() != server and signal.getsignal(signal.SIGTERM) is ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=reset)
 
 
 def _forked(spawn: str, worker_end: int) -> int | OSError:
@@ -323,7 +348,8 @@ def _entry(program: Program, descriptor: int) -> str:
     # Not multiprocessing: its spawn imports the user's script again, which then needs an `if __name__` guard, and its
     # fork server is one for the whole process, with the environment of its first use.
     module, function = program.main
-    spawn = "" if _CAN_FORK else _program("pass", module, f"{module}.{function}({_DESCRIPTOR})")
+    alone = f"fork_server.reset_in_forks(0); {module}.{function}({_DESCRIPTOR})"
+    spawn = "" if _CAN_FORK else _program("pass", module, alone)
     call = f"{module}.{function}(fork_server.serve({descriptor}, {spawn!r}))  # fork_server of {os.getpid()}"
     return _program(program.preload if _CAN_FORK else "pass", module, call)
 
@@ -336,8 +362,8 @@ def _spawn(program: str, descriptor: int) -> int:
 
 def _program(preload: str, module: str, call: str) -> str:
     # Ctrl-C and SIGTERM (of SLURM, `timeout` or a container) reach the whole process group, also during the imports.
-    # The owner decides: it may save a checkpoint first. What a user's function starts must not ignore SIGTERM, too, so
-    # that is a handler.
+    # The owner decides: it may save a checkpoint first. What a user's function starts must not ignore SIGTERM, too: a
+    # program that it runs gets no handler, and `reset_in_forks` takes it from forks.
     return (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
         "signal.signal(signal.SIGTERM, lambda *_: None)\n"

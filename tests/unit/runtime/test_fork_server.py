@@ -20,6 +20,38 @@ def main(descriptor):
     while True:
         connection.send(connection.recv())
 """
+FORKING = """
+import multiprocessing
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+
+def main(descriptor):
+    with Connection(descriptor) as connection:
+        connection.recv()
+        thread = threading.Thread(target=lambda: connection.send([end(None), end(signal.default_int_handler)]))
+        thread.start()
+        thread.join()
+
+def end(handler):
+    process = multiprocessing.get_context("fork").Process(target=sleep, args=(handler,))
+    process.start()
+    time.sleep(0.2)
+    process.terminate()
+    process.join(10)
+    code = process.exitcode
+    process.kill()
+    return code
+
+def sleep(handler):
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise SystemExit(7)
+"""
 FAIL_SECOND = """
 import os
 fork, calls = os.fork, []
@@ -37,12 +69,13 @@ os.fork = fork_but_second
 @pytest.fixture
 def make_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ForkServer]]:
     (tmp_path / "echo_worker.py").write_text(ECHO)
+    (tmp_path / "forking_worker.py").write_text(FORKING)
     (tmp_path / "few_processes.py").write_text(FAIL_SECOND)
     monkeypatch.syspath_prepend(str(tmp_path))
     made: list[ForkServer] = []
 
-    def make(preload: str = "pass") -> ForkServer:
-        made.append(ForkServer(Program(preload=preload, main=("echo_worker", "main"))))
+    def make(preload: str = "pass", worker: str = "echo_worker") -> ForkServer:
+        made.append(ForkServer(Program(preload=preload, main=(worker, "main"))))
         made[-1].start()
         return made[-1]
 
@@ -71,6 +104,36 @@ def test_workers_outlive_a_signal_to_the_group_of_their_owner(
     assert (echo(first), echo(second)) == ("here", "here")
     server.kill(pid)
     assert server.wait(pid, 10.0) == -signal.SIGKILL
+
+
+def test_what_a_worker_forks_can_be_ended(make_server: Callable[..., ForkServer]) -> None:
+    """A `multiprocessing.Pool` ends its processes by SIGTERM, and then waits for them without limit."""
+    connection, _ = make_server(worker="forking_worker").fork()
+    connection.send("begin")
+    assert connection.recv() == [-signal.SIGTERM, 7]
+
+
+def test_a_signal_to_a_fork_is_kept_until_the_fork_has_its_handler(make_server: Callable[..., ForkServer]) -> None:
+    slow = "import os, time; os.register_at_fork(after_in_child=lambda: time.sleep(0.5))"
+    connection, _ = make_server(slow, "forking_worker").fork()
+    connection.send("begin")
+    assert connection.recv() == [-signal.SIGTERM, -signal.SIGTERM]
+
+
+def test_no_descriptor_left_ends_no_other_worker(
+    make_server: Callable[[], ForkServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    server = make_server()
+    first, _ = server.fork()
+    with monkeypatch.context() as patch:
+        patch.setattr("forebay.runtime.fork_server.socket.socketpair", refuse)
+        with pytest.raises(OSError, match="Too many open files"):
+            server.fork()
+    second, _ = server.fork()
+    assert (echo(first), echo(second)) == ("here", "here")
 
 
 def test_a_fork_that_fails_ends_no_other_worker(make_server: Callable[[str], ForkServer]) -> None:
