@@ -33,7 +33,18 @@ class StatefulObjects:
         self._objects: dict[str, Stateful] = {}
 
     def add(self, **objects: Stateful) -> None:
-        self._objects.update(objects)
+        """Add objects.
+
+        Raises `BadJob` for a name that another object has: a checkpoint would lack the state of one of them.
+        """
+        for name, added in objects.items():
+            if self._objects.setdefault(name, added) is not added:
+                raise BadJob(
+                    f"two objects of this train function are called {name!r}, and a checkpoint would have only one. "
+                    "worker.setup() takes 'model' and 'optimizer', and is called once: put several models into one "
+                    "nn.Module. Give worker.track() other names.",
+                    name=name,
+                )
 
     def state(self) -> dict[str, Any]:
         """Return the state of every object: references, not copies.

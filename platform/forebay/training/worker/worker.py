@@ -198,7 +198,8 @@ class Worker:
     def track(self, **others: Stateful) -> None:
         """Save and restore more objects: schedulers, gradient scalers.
 
-        Call it between `setup` and the loop. Raises `BadJob` for a gradient scaler of a model with `fb.Table` modules.
+        Call it between `setup` and the loop. Raises `BadJob` for a name that another object has, and for a gradient
+        scaler of a model with `fb.Table` modules.
         """
         if not self._is_displaced:
             raise BadJob("track() was called in the training loop. Call it between setup() and worker.loader().")

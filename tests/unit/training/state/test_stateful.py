@@ -161,6 +161,14 @@ def test_a_rate_that_is_a_tensor_stays_one() -> None:
     assert isinstance(group["lr"], torch.Tensor) and float(group["lr"]) == pytest.approx(0.1 * 0.8**2)
 
 
+def test_a_name_has_one_object() -> None:
+    trained = Trained()
+    trained.checkpointed.add(model=trained.layer)
+    with pytest.raises(BadJob, match=r"called 'model'.* only one"):
+        trained.checkpointed.add(model=nn.Linear(3, 2))
+    assert [*trained.checkpointed.state()["model"]] == ["weight", "bias"]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     donor = Trained(lr=0.3)
     state = {name: left_out(each) for name, each in donor.checkpointed.state().items()}

@@ -306,6 +306,13 @@ def test_misuse_is_told(make_run: Callable[..., WorkerRun]) -> None:
     with pytest.raises(BadJob, match=r"Call it between setup"):
         make_run().worker().run(tracks_late)
 
+    def sets_up_twice(worker: Worker) -> None:
+        for _ in range(2):
+            worker.setup(nn.Linear(1, 1), torch.optim.Adam)
+
+    with pytest.raises(BadJob, match=r"called 'model'.* is called once"):
+        make_run().worker().run(sets_up_twice)
+
     def commits_a_vector(worker: Worker) -> None:
         for _ in worker.loader():
             worker.commit(loss=torch.zeros(3))
