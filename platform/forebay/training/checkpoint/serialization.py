@@ -60,7 +60,7 @@ def num_bytes_of(state: Any) -> int:
 def _storages(state: Mapping[str, Any]) -> list[torch.UntypedStorage] | None:
     """Storages of all tensors, in the order in which `torch.save` writes them.
 
-    None if it may take another way, as for tensors of other layouts.
+    None if it may take another way, as for tensors of other layouts, or find tensors elsewhere, as in a set.
     """
     found: dict[int, torch.UntypedStorage] = {}
     seen = set[int]()
@@ -68,7 +68,7 @@ def _storages(state: Mapping[str, Any]) -> list[torch.UntypedStorage] | None:
     def add(value: object) -> bool:
         if isinstance(value, Tensor):
             is_plain = type(value) in _TENSORS and value.layout is torch.strided and value.device.type in _DEVICES
-            if not is_plain or vars(value) or value.is_quantized:
+            if not is_plain or vars(value) or value.is_quantized or value.is_nested:
                 return False
             storage = value.untyped_storage()
             found.setdefault(storage._cdata, storage)  # noqa: SLF001 - a storage's identity, as torch.save takes it
@@ -77,7 +77,7 @@ def _storages(state: Mapping[str, Any]) -> list[torch.UntypedStorage] | None:
             if type(value) not in _PLAIN_CONTAINERS:
                 return False
             return all(map(add, value.values() if isinstance(value, dict) else value))
-        return True
+        return isinstance(value, _CONTAINERS) or type(value) in _LEAVES
 
     return list(found.values()) if all(map(add, state.values())) else None
 
@@ -184,6 +184,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, dict, list, tuple, str, int, float, b
 NUM_NAMED = 3
 _CONTAINERS = (Mapping, list, tuple)
 _PLAIN_CONTAINERS = (dict, OrderedDict, list, tuple, torch.Size)
+_LEAVES = (*PLAIN, complex, bytes, torch.dtype, torch.device)
 _TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _DEVICES = ("cpu", "cuda")
 _PIECE_BYTES = 16 << 20

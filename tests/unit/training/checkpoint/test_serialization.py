@@ -88,6 +88,20 @@ def test_tensors_of_another_kind_are_saved_too() -> None:
         assert bytes(buffer.written()) == saved_by_torch(state)
 
 
+def test_tensors_that_a_set_has_first_keep_their_values() -> None:
+    ones, zeros = torch.ones(4), torch.zeros(4)
+    buffer = ReusableBuffer()
+    serialize({"first": {ones}, "zeros": zeros, "ones": ones}, buffer)
+    found = deserialize(bytes(buffer.written()))
+    assert found["ones"].tolist() == [1.0] * 4 and found["zeros"].tolist() == [0.0] * 4
+
+
+def test_nested_tensors_are_saved() -> None:
+    buffer = ReusableBuffer()
+    serialize({"x": torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])}, buffer)
+    assert [each.tolist() for each in deserialize(bytes(buffer.written()))["x"].unbind()] == [[1.0] * 2, [0.0] * 3]
+
+
 def test_what_is_read_does_not_share_memory_with_the_bytes() -> None:
     buffer = ReusableBuffer()
     serialize({"x": torch.arange(1000.0)}, buffer)
