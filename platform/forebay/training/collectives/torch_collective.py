@@ -93,7 +93,7 @@ class TorchCollective:
         if not self.world.is_first:
             dist.gather(sent)
             return []
-        boxes = torch.empty((self.world.size, len(box)), dtype=torch.uint8)
+        boxes = torch.empty((self.world.size, len(box)), dtype=torch.uint8, device="cpu")
         dist.gather(sent, list(boxes.unbind()))
         return [row.data for row in boxes.numpy()]
 

@@ -93,14 +93,14 @@ def saved(states: Sequence[Mapping[str, Any]]) -> Any:
         "numpy": (
             names[0],
             _stacked([each.view(np.int32) for each in words]),
-            torch.tensor(positions),
-            torch.tensor(has_gauss),
-            torch.tensor(gauss, dtype=torch.float64),
+            _stacked(positions),
+            _stacked(has_gauss),
+            _stacked(gauss),
         ),
         "python": (
             versions[0],
             _stacked([each.view(np.int32) for each in numbers]),
-            torch.tensor([math.nan if each is None else each for each in python_gauss], dtype=torch.float64),
+            _stacked([math.nan if each is None else each for each in python_gauss]),
         ),
     }
 
@@ -136,7 +136,7 @@ class StackedStates(Sequence[Mapping[str, Any]]):
         )
 
 
-def _stacked(arrays: Sequence[np.ndarray]) -> torch.Tensor:
+def _stacked(arrays: Sequence[np.ndarray | float]) -> torch.Tensor:
     return torch.from_numpy(np.stack(arrays))
 
 

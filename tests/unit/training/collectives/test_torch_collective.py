@@ -79,6 +79,16 @@ def collectives_without_warnings(collective: Collective) -> dict[str, Any]:
         return collectives(collective)
 
 
+def collectives_of_another_default_device(collective: Collective) -> dict[str, Any]:
+    with torch.device("meta"):  # as after torch.set_default_device("cuda")
+        return collectives(collective)
+
+
+def test_what_ranks_exchange_has_no_default_device(ranks: Ranks) -> None:
+    for answer in ranks(2, collectives_of_another_default_device):
+        assert answer["gather"] == [{"rank": rank, "blob": "x" * 1000 * rank} for rank in range(2)]
+
+
 def test_torch_has_nothing_to_warn_of(ranks: Ranks) -> None:
     assert ranks(1, collectives_without_warnings)
 

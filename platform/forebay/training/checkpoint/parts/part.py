@@ -141,7 +141,7 @@ def read_region(tensor: StoredTensor, region: Region, parts: Mapping[int, Verifi
     """
     offsets, sizes = region
     dtype: torch.dtype = getattr(torch, tensor.dtype)
-    found = torch.empty(sizes, dtype=dtype)
+    found = torch.empty(sizes, dtype=dtype, device="cpu")
     for chunk in tensor.chunks:
         starts = [max(a, b) for a, b in zip(offsets, chunk.offsets, strict=True)]
         stops = [min(a + n, b + m) for a, n, b, m in zip(offsets, sizes, chunk.offsets, chunk.sizes, strict=True)]

@@ -99,7 +99,7 @@ def scalar_tensor(leaf: object) -> Tensor | None:
     if not (isinstance(leaf, Mapping) and leaf.keys() == {_SCALAR}):
         return None
     dtype, value = leaf[_SCALAR]
-    return torch.tensor(value, dtype=getattr(torch, dtype))
+    return torch.tensor(value, dtype=getattr(torch, dtype), device="cpu")
 
 
 def named(name: str) -> dict[str, str]:

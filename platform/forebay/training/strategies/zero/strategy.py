@@ -89,7 +89,7 @@ class ZeroSharded:
         if span is None:
             return read(whole_region(shape))
         parts = [read(region).reshape(-1) for region in flat_regions(shape, *span)]
-        return FlatPart(shape=shape, start=span[0], values=torch.cat(parts) if parts else torch.empty(0))
+        return FlatPart(shape=shape, start=span[0], values=torch.cat(parts) if parts else torch.empty(0, device="cpu"))
 
     def local_parts(self) -> LocalParts:
         return LocalParts(value=self._value, gradient=self._fragments.gradient)
