@@ -71,8 +71,10 @@ class Control:
     def stop(self, reason: str) -> None:
         """End the run after its next checkpoint.
 
-        The first reason is kept.
+        The first reason is kept. Raises `InvalidOption` for one without text: the run would count as finished.
         """
+        if not isinstance(reason, str) or not reason.strip():
+            raise InvalidOption(f"stop({reason!r}) gives no reason, and the result keeps one. Give a text.")
         with self._lock:
             if self._request.stop is None:
                 self._request = replace(self._request, stop=reason)

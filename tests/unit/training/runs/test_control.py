@@ -26,6 +26,15 @@ def test_first_reason_to_stop_is_kept() -> None:
     assert control.request == Request(stop="loss is low enough")
 
 
+@pytest.mark.parametrize("reason", ["", " ", None])
+def test_a_stop_has_a_reason(reason: str) -> None:
+    """Without one, the end of an attempt counted as finished, and its follower trained on."""
+    control = Control()
+    with pytest.raises(InvalidOption, match="gives no reason"):
+        control.stop(reason)
+    assert control.stop_reason is None
+
+
 @pytest.mark.parametrize(("asked", "wanted"), [(4, 4), (1, 2), (-3, 2), (99, 6)])
 def test_resize_is_kept_within_the_bounds(asked: int, wanted: int) -> None:
     control = make_control()
