@@ -9,7 +9,7 @@ from pyarrow import fs
 
 from forebay.errors import InvalidOption, ReadFailed
 from forebay.storage import arrow_stores
-from forebay.storage.filesystem import resolve
+from forebay.storage.filesystem import below, resolve
 
 
 @pytest.mark.parametrize("spelling", ["{0}/data", "file://{0}/data", "{0}/./x/../data/", "data", "./data"])
@@ -105,3 +105,10 @@ def test_a_region_that_cannot_be_asked_for_is_the_environments_or_named(
         found = resolve(f"s3://offline/runs{options}")
         assert (found.fs.region, found.path) == ("eu-north-1", "offline/runs")
     arrow_stores._open_store.cache_clear()
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_path_is_refused(text: str) -> None:
+    for open_it in (resolve, lambda path: below(path, "a")):
+        with pytest.raises(InvalidOption, match="names no file or folder. .* may be unset"):
+            open_it(text)

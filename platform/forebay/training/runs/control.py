@@ -53,7 +53,7 @@ class Control:
         self._request = Request(target=None if elastic is None else elastic.target)
         self._world_size = self.target
         self._requested: int | None = None
-        self._how: How = "finished"
+        self._asked: dict[str, How] = {}
         self._lock = threading.Lock()
 
     @classmethod
@@ -85,15 +85,19 @@ class Control:
         `how` is how the run ends then: "stopped" by a person, "interrupted" by SIGTERM.
         """
         with self._lock:
+            # Also of a later one: another part of the run may have heard that first.
+            self._asked.setdefault(reason, how)
             if self._request.stop is None:
-                self._request, self._how = replace(self._request, stop=reason), how
+                self._request = replace(self._request, stop=reason)
 
     def how_ended(self, stopped: str | None) -> How:
         """How a run has ended, early for the reason `stopped`.
 
-        One that its own callbacks or monitors end has finished.
+        One that its own callbacks or monitors end has finished. One that a person asked to stop, also after SIGTERM,
+        was stopped.
         """
-        return self._how if stopped == self._request.stop else "finished"
+        how = "finished" if stopped is None else self._asked.get(stopped, "finished")
+        return "stopped" if how == "interrupted" and "stopped" in self._asked.values() else how
 
     def resize(self, workers: int) -> int:
         """Set the target, clamped to the job's bounds.

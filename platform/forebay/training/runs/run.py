@@ -153,9 +153,9 @@ class Run:
                 name=self.name,
                 summary=end.why,
             )
-        if end.why and end.how != "interrupted":
+        if end.how == "stopped" or (end.how == "finished" and end.why):
             self._load()
-            self._followed = replace(self.result, stopped=end.why)
+            self._followed = replace(self.result, stopped=end.why or "stopped")
         return True
 
     def _tell_progress(self, text: str) -> None:

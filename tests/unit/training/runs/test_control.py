@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -108,3 +109,27 @@ def test_optional_callback_is_logged_once_and_left_out(caplog: pytest.LogCapture
     assert len(calls) == 1
     assert len(caplog.records) == 1
     assert "sometimes" in caplog.text and "tracking server is away" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "stopped", "how"),
+    [
+        (None, {}, None, "finished"),
+        ("no better", {}, "no better", "finished"),
+        ("no better", {"enough": "stopped"}, "no better", "finished"),
+        (None, {"enough": "stopped"}, None, "finished"),
+        (None, {"enough": "stopped"}, "enough", "stopped"),
+        (None, {"SIGTERM": "interrupted"}, "SIGTERM", "interrupted"),
+        (None, {"SIGTERM": "interrupted", "enough": "stopped"}, "SIGTERM", "stopped"),
+        (None, {"SIGTERM": "interrupted", "enough": "stopped"}, "enough", "stopped"),
+        (None, {"enough": "stopped", "SIGTERM": "interrupted"}, "enough", "stopped"),
+    ],
+)
+def test_how_a_run_has_ended(own: str | None, asked: dict[str, Any], stopped: str | None, how: str) -> None:
+    control = Control()
+    if own is not None:
+        control.stop(own)
+    for reason, kind in asked.items():
+        control.obey_stop(reason, kind)
+    assert control.how_ended(stopped) == how
+    assert control.stop_reason == (own or next(iter(asked), None)), "the first reason is kept"
