@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from forebay.data.transform.features.groups import Dense, Label
+from forebay.data.transform.transform import Transform
 from forebay.errors import ExitCode, Hung, InvalidOption, ReadFailed, RunFailed
 from forebay.events import EpochEnded, Event, Failed, Preparing, Reported, Warned
 from forebay.runtime.gpus import GpuSupply
@@ -212,6 +214,20 @@ def test_a_follower_returns_what_is_over_and_trains_what_is_left(
         assert follower.result(60) == (attempt is None, stopped, attempt)
     facts = json.loads((Path(first.path) / "job.json").read_text())
     assert facts["parameters"]["rate"] == (1 if attempt is None else 2), "a start that only followed wrote its facts"
+
+
+@pytest.mark.parametrize("inputs", [["a", "b", "c"], ["c", "b", "a"]])
+def test_another_transform_of_a_continued_run_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, inputs: list[str]
+) -> None:
+    job = DriverBench(tmp_path).job("a")
+    with Run(job) as run:
+        run.finish("enough")
+    transform = Transform(row=Dense("id"), inputs=Dense(inputs), label=Label("target"))
+    caplog.clear()
+    with Run(replace(job, data=replace(job.data, transform=transform))) as run:
+        run.finish("enough")
+    assert ("goes on with another transform than at its last start" in caplog.text) == (inputs != ["a", "b", "c"])
 
 
 def test_a_start_that_fails_leaves_the_end_of_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

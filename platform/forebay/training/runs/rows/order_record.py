@@ -68,13 +68,14 @@ def record_order(data: Data, folder: RunFolder) -> None:
     Raises `WriteFailed` if storage refuses. A manifest that is there is not written again, nor an index of windows.
     """
     facts: dict[str, Any] = {"version": VERSION, "plan": data.plan.id, "last": data.last, "order": _facts(data.plan)}
+    facts["transforms"] = [each.transform.fingerprint for each in data.datasets]
     what = f"the order of run {folder.name!r}"
     try:
         for manifest in data.plan.manifests:
             _save_once(save_manifest, manifest, _manifest(folder, manifest.version))
         if data.plan.windows:
             facts["keys"] = _save_windows(data, folder)
-        _tell_of_other_files(folder.read(FILE_NAME), facts, folder.name)
+        _tell_of_changes(folder.read(FILE_NAME), facts, folder.name)
     except OSError as error:
         raise write_failed(what, folder.uri, error, name=folder.name) from redacted(error)
     folder.save(FILE_NAME, to_json(facts), what)
@@ -87,10 +88,16 @@ def _save_windows(data: Data, folder: RunFolder) -> list[dict[str, Any]]:
     return [_key_facts(each) for each in step_keys(data.datasets)]
 
 
-def _tell_of_other_files(earlier: bytes | None, facts: Mapping[str, Any], name: str) -> None:
-    """Warn if a run's files changed since its last start."""
+def _tell_of_changes(earlier: bytes | None, facts: Mapping[str, Any], name: str) -> None:
+    """Warn if a run's files or transforms changed since its last start."""
     with suppress(ValueError, AttributeError, RecursionError):  # damaged, and written again now
         before = json.loads(earlier or "{}")
+        if before.get("transforms", facts["transforms"]) != facts["transforms"]:
+            log.warning(
+                "Run %r goes on with another transform than at its last start: its rows are the same, and their arrays "
+                "may differ. Give it a new name, unless its model shall see these from here on.",
+                name,
+            )
         if before.get("plan") == facts["plan"] and before.get("order") != json.loads(to_json(facts))["order"]:
             log.warning(
                 "Local files of run %r were replaced, or their mode, owner or links were changed, since it was last "
