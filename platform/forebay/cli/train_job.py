@@ -12,7 +12,7 @@ import typer
 from forebay.cli.arguments import as_usage
 from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
-from forebay.cli.output import only_the_document, print_facts, print_json
+from forebay.cli.output import only_the_document, print_facts, print_json, print_line
 from forebay.cli.preparation_display import shown_preparations
 from forebay.errors import BadUsage, ExitCode, InvalidOption
 from forebay.events import Started
@@ -145,6 +145,7 @@ class _StopAtTerm(Termination):
     def _stop(self) -> None:
         assert self._control is not None
         self._control.obey_stop(TERM, "interrupted")
+        print_line(f"{TERM}: the run ends after its next checkpoint.", err=True)
 
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
-from forebay.cli.train_job import tracker_named
+from forebay.cli.train_job import _StopAtTerm, tracker_named
 from forebay.errors import InvalidOption
+from forebay.events import Started
 from forebay.training.callbacks.tensorboard import TensorBoard
+from forebay.training.runs.control import Control
 
 
 def test_trackers_are_named_with_their_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,3 +22,13 @@ def test_trackers_are_named_with_their_project(tmp_path: Path, monkeypatch: pyte
         tracker_named("weightsandbiases")
     with pytest.raises(InvalidOption, match=r"--track='commet://x' is unknown. Did you mean 'comet'\?"):
         tracker_named("commet://x")
+
+
+def test_sigterm_is_answered_at_once(capfd: pytest.CaptureFixture[str]) -> None:
+    control, stop = Control(), _StopAtTerm()
+    with stop:
+        stop(Started(name="a", world_size=1, epochs=1, num_batches=1), control)
+        signal.raise_signal(signal.SIGTERM)
+        until(lambda: control.stop_reason is not None)
+        until(lambda: "asked to end (SIGTERM): the run ends after its next checkpoint.\n" in capfd.readouterr().err)
+    assert control.how_ended(control.stop_reason) == "interrupted"
