@@ -152,8 +152,9 @@ def _reads_are_busiest(found: Measurements, factor: float = 1.0) -> bool:
 def _making_name(found: Measurements) -> str:
     """Name the bottleneck of making blocks.
 
-    A lock counts if the transform takes longer than decoding and writing. Else, where no function of the user takes
-    the most of their time, it is the number of cores.
+    A lock counts if a function of the user takes longer than decoding and writing: features compute without the GIL,
+    and only look contended on a loaded machine. Else, where no such function takes the most of their time, it is the
+    number of cores.
     """
     contention, cores = found.contention, found.facts.data_cores
     reads = found.median_of(RoundKind(way=Way.TRANSFORM), "num_reads")
@@ -161,9 +162,11 @@ def _making_name(found: Measurements) -> str:
     transforms, decodes, writes = (
         found.making[name] / at_once for name, at_once in (("transform", cores), ("decode", cores), ("write", reads))
     )
-    if transforms >= max(decodes, writes) and contention and (contention.with_itself or contention.with_training):
+    has_function = found.facts.has_function
+    is_contended = contention is not None and (contention.with_itself or contention.with_training)
+    if has_function and is_contended and transforms >= max(decodes, writes):
         return LOCK
-    if found.facts.has_function and found.making["transform"] >= found.making["decode"]:
+    if has_function and found.making["transform"] >= found.making["decode"]:
         return str(Way.TRANSFORM)
     return CORES if found.making["decode"] + found.making["transform"] > 0 else str(Way.TRANSFORM)
 

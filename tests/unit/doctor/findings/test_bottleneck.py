@@ -107,6 +107,13 @@ def test_a_lock_in_a_quick_transform_is_not_a_bottleneck(measured: Make) -> None
     assert verdict_of(found).bottleneck.name == "compute"
 
 
+def test_features_hold_no_lock(measured: Make) -> None:
+    """On a loaded machine, threads of feature groups look as if they waited for each other."""
+    ms = QUICK | {"transform": 8.0, "network": 8.1}
+    found = measured(**ms, contention=blocked(together=0.5, beside=0.6), facts={"has_function": False})
+    assert verdict_of(found).bottleneck.name == "cores"
+
+
 def test_bottlenecks_that_cannot_be_separated_are_both_named(measured: Make) -> None:
     bottleneck = verdict_of(measured(**QUICK | {"transform": 5.0, "network": 5.3})).bottleneck
     assert (bottleneck.name, bottleneck.tied_with) == ("transform", "network")
