@@ -85,7 +85,7 @@ class Run:
         self.folder = folder
         self.control = Control.of(job)
         self._fence = Fence(None, None)
-        self._followed: Result | None = None
+        self._followed_stop: str | None = None
         self._timeline: TimelineRecorder | None = None
         self._load()
         while not self.is_finished and self._has_followed():
@@ -154,8 +154,7 @@ class Run:
                 summary=end.why,
             )
         if end.how == "stopped" or (end.how == "finished" and end.why):
-            self._load()
-            self._followed = replace(self.result, stopped=end.why or "stopped")
+            self._followed_stop = end.why or "stopped"
         return True
 
     def _tell_progress(self, text: str) -> None:
@@ -233,11 +232,12 @@ class Run:
 
         Every epoch is trained, or the attempt that was followed was stopped.
         """
-        return self._followed is not None or self.result.epochs_done >= self.job.epochs
+        return self._followed_stop is not None or self.result.epochs_done >= self.job.epochs
 
     @property
     def result(self) -> Result:
-        return self._followed or self._history.result
+        found = self._history.result
+        return found if self._followed_stop is None else replace(found, stopped=self._followed_stop)
 
     def __enter__(self) -> Self:
         return self
