@@ -56,15 +56,20 @@ class BatchesCut:
     world_size: int
 
 
+MAX_STEPS = 4096
+"""First steps of a run, which are all reported, and most of which its result keeps."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
     """Metrics of one step, as rank 0 saw them.
 
-    At most about ten steps a second are reported. The last step of an epoch is always reported. `step` counts commits
-    from 1 over the whole run. `position` is the number of rows of epoch `epoch` passed after this step. `rows` is the
-    number of global rows trained since the run began, over all epochs. `wait_s` is the number of seconds that rank 0
-    has waited for data since its process began. `global_batch` is the number of rows per step. A loss that was
-    multiplied by `batch.weight` is rank 0's share of the global batch. `EpochEnded` carries the mean over all ranks.
+    Reported are the first `MAX_STEPS` of a run, the last one of an epoch, and of others about ten a second. They arrive
+    about ten times a second, several together. `step` counts commits from 1 over the whole run. `position` is the
+    number of rows of epoch `epoch` passed after this step. `rows` is the number of global rows trained since the run
+    began, over all epochs. `wait_s` is the number of seconds that rank 0 has waited for data since its process began.
+    `global_batch` is the number of rows per step. A loss that was multiplied by `batch.weight` is rank 0's share of the
+    global batch. `EpochEnded` carries the mean over all ranks.
     """
 
     step: int
@@ -299,8 +304,8 @@ class Reporter(Protocol):
     - `knows` answers for the driver, which has all reports before one that it has. It is called where a worker resumes.
     """
 
-    def report(self, event: Event) -> None:
-        """Send one event."""
+    def report(self, *events: Event) -> None:
+        """Send events, in order."""
 
     def request(self) -> Request:
         """Return what is requested of this world now."""

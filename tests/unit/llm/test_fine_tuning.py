@@ -49,8 +49,8 @@ class StepLog:
     def __init__(self) -> None:
         self.events: list[Event] = []
 
-    def report(self, event: Event) -> None:
-        self.events.append(event)
+    def report(self, *events: Event) -> None:
+        self.events += events
 
     def request(self) -> Request:
         return Request()

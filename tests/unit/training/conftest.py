@@ -119,10 +119,11 @@ class EventRecorder:
         self.known = KnownReports()
         self.questions, self._stop_at, self._request = 0, stop_at, request
 
-    def report(self, event: Event) -> None:
-        self.events.append(event)
-        if isinstance(event, EpochEnded | Evaluated):
-            self.known.note(event)
+    def report(self, *events: Event) -> None:
+        self.events += events
+        for event in events:
+            if isinstance(event, EpochEnded | Evaluated):
+                self.known.note(event)
 
     def forget(self) -> None:
         """Forget all events, as the next driver after one that died with its record."""

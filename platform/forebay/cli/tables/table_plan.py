@@ -81,7 +81,7 @@ class _EnoughCounted(Exception):
 class _NoDriver:
     """`Reporter` of a run that nothing follows."""
 
-    def report(self, event: Event) -> None:
+    def report(self, *events: Event) -> None:
         """Do nothing."""
 
     def request(self) -> Request:

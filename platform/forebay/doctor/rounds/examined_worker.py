@@ -73,7 +73,7 @@ class ExaminedWorker(Worker):
 class UnheardReporter:
     """`Reporter` without a driver."""
 
-    def report(self, event: Event) -> None:
+    def report(self, *events: Event) -> None:
         """Do nothing."""
 
     def request(self) -> Request:

@@ -36,6 +36,7 @@ from forebay.training.run_report.stages import stages_text
 from forebay.training.runs.control import Control
 
 FIRST_LINE_EVERY_S = 5.0
+BAR_EVERY_S = 0.1
 LAST_LINE_EVERY_S = 60.0
 WINDOW_S = 10.0
 LONGEST_SAMPLE = 80
@@ -66,6 +67,7 @@ class Progress:
         self._first_batch = 0
         self._bar: _Bar | _CellBar | None = None
         self._line_due: float | None = None
+        self._bar_due = 0.0
 
     def __call__(self, event: Event, control: Control) -> None:  # noqa: ARG002 - a `Callback`
         match event:
@@ -116,13 +118,14 @@ class Progress:
             self._bar = _CellBar()
 
     def _show(self, event: Reported) -> None:
-        text = self._step_text(event)
         if self._bar is not None:
-            self._bar.show(event.step, event.step + self._steps_left(event), text)
+            if self._clock() >= self._bar_due:
+                self._bar.show(event.step, event.step + self._steps_left(event), self._step_text(event))
+                self._bar_due = self._clock() + BAR_EVERY_S
         elif self._line_due is None:
             self._line_due = self._clock() + FIRST_LINE_EVERY_S
         elif self._clock() >= self._line_due:
-            self._say(text)
+            self._say(self._step_text(event))
             elapsed = self._clock() - self._began
             self._line_due = self._clock() + min(max(FIRST_LINE_EVERY_S, elapsed / 20), LAST_LINE_EVERY_S)
 

@@ -36,15 +36,9 @@ class DeferredMetrics:
         self._chunks: list[list[float] | Tensor] = []
 
     def add(self, step: int, name: str, value: Metric) -> None:
-        """Keep a copy of `value`.
-
-        A train function may overwrite its tensor with the next loss.
-        """
-        number = scalar(name, value)
-        if isinstance(number, Tensor) and isinstance(value, Tensor) and number.data_ptr() == value.data_ptr():
-            number = number.clone()
+        """Keep a copy of `value`."""
         self._labels.append((step, name))
-        self._values.append(number)
+        self._values.append(scalar(name, value))
         if len(self._values) >= CHUNK:
             self._close_chunk()
 

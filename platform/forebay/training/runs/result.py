@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from forebay.events import EpochEnded, Evaluated, Event, Failed, Finished, Reported
+from forebay.events import MAX_STEPS, EpochEnded, Evaluated, Event, Failed, Finished, Reported
 from forebay.runtime.declared_types import require_types
 from forebay.runtime.late_import import late
 from forebay.storage.atomic import ADVICE
@@ -19,8 +19,8 @@ from forebay.training.state.known_reports import KnownReports
 FILE_NAME = "result.json"
 REPORT_FILE = "report.html"
 VERSION = 1
-MAX_STEPS = 4096
 MOST_SAMPLED = 16
+_STEP_FIELDS = tuple(each.name for each in fields(Reported))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,11 @@ class Result:
 
         Strict JSON: NaN and the infinities are strings.
         """
-        return to_json({"version": VERSION, **asdict(self)})
+        facts = {each.name: getattr(self, each.name) for each in fields(self)}
+        # asdict() of all would copy each number of 4,096 steps twice, at each epoch.
+        steps = [{name: getattr(step, name) for name in _STEP_FIELDS} for step in self.steps]
+        ended = {name: [asdict(each) for each in facts[name]] for name in ("epochs", "evaluations")}
+        return to_json({"version": VERSION, **facts, **ended, "steps": steps})
 
     @classmethod
     def from_json(cls, text: str | bytes, file_name: str = FILE_NAME) -> Result:

@@ -19,8 +19,8 @@ class RunStatus:
     number it should have, within `min_workers` and `max_workers`. `callback_target` is the last target that its own
     callbacks requested, or None. `epoch` counts from 0. `position` is the number of rows passed in it.
     `last_commit_step` and `last_commit_age_s` belong to the newest checkpoint, and are None before the first one. Its
-    step is the last reported step at that time. About ten steps a second are reported. `started_at` is in Unix seconds.
-    `node` is the node of the driver.
+    step is the last reported step at that time. Steps are reported about ten times a second.
+    `started_at` is in Unix seconds. `node` is the node of the driver.
     """
 
     name: str

@@ -44,9 +44,9 @@ class Evaluation:
 
 
 def scalar(name: str, value: Metric) -> Scalar:
-    """Return a metric without its graph.
+    """Return a copy of a metric without its graph.
 
-    Never waits for the device. A mean over no rows is 0.
+    Never waits for the device. A mean over no rows is 0. A train function may overwrite its tensor with the next loss.
 
     Tensors become float64, because a sum of 10^5 float32 losses would be inexact. Raises `InvalidOption` for a tensor
     with more than one number.
@@ -61,7 +61,7 @@ def scalar(name: str, value: Metric) -> Scalar:
             f"metric {name!r} has shape {tuple(value.shape)}, but a metric is one number. Give {name}.mean().",
             name=name,
         )
-    return value.detach().reshape(()).double()
+    return value.detach().reshape(()).to(torch.float64, copy=True)
 
 
 def weighted(name: str, value: Metric) -> tuple[Scalar, Scalar]:
@@ -74,3 +74,17 @@ def weighted(name: str, value: Metric) -> tuple[Scalar, Scalar]:
     if isinstance(value, WeightedMean):
         return scalar(name, value.total), scalar(name, value.weight)
     return scalar(name, value), 1.0
+
+
+def read_together(scalars: Sequence[Scalar]) -> list[float]:
+    """Return numbers, with one copy from each device."""
+    read = [0.0 if isinstance(each, torch.Tensor) else each for each in scalars]
+    by_device: dict[torch.device, list[int]] = {}
+    for index, each in enumerate(scalars):
+        if isinstance(each, torch.Tensor):
+            by_device.setdefault(each.device, []).append(index)
+    for indices in by_device.values():
+        numbers = torch.stack([torch.as_tensor(scalars[index]) for index in indices]).tolist()
+        for index, number in zip(indices, numbers, strict=True):
+            read[index] = number
+    return read

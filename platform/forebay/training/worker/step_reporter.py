@@ -1,4 +1,4 @@
-"""Step reports of rank 0, at most 10 per second.
+"""Step reports of rank 0, sent at most 10 times per second.
 
 Also the cuts of the order into steps.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from forebay.events import BatchesCut, EpochEnded, Evaluated, Event, Reported, Reporter
+from forebay.events import MAX_STEPS, BatchesCut, EpochEnded, Evaluated, Event, Reported, Reporter
 from forebay.training.state.data_progress import PendingBatches
 from forebay.training.state.known_reports import unknown
-from forebay.training.state.metric import Metric, scalar, weighted
+from forebay.training.state.metric import Metric, Scalar, read_together, weighted
 from forebay.world import World
 
 
@@ -49,23 +49,26 @@ class StepCuts:
 
 
 REPORT_EVERY_S = 0.1
-"""Minimum seconds between reports. Reading a loss waits for the device."""
+"""Minimum seconds between sends. Reading a loss waits for the device."""
 
 
 class StepReports:
     """Reporter of one rank. Only rank 0 sends.
 
-    Of step reports it sends those that are due, and at most one of the others every `REPORT_EVERY_S`.
+    It reports steps that are due, the first `MAX_STEPS` of a run, and of others at most one every `REPORT_EVERY_S`.
+    So the losses of a run do not depend on its speed, and are read from the device together.
     """
 
     def __init__(self, reporter: Reporter, world: World) -> None:
         self._reporter, self._is_first = reporter, world.is_first
         self._cuts = StepCuts(world.size)
-        self._reported_at = float("-inf")
+        self._sent_at = float("-inf")
+        self._unsent: list[tuple[dict[str, tuple[Scalar, Scalar]], Mapping[str, float]]] = []
 
     def emit(self, event: Event) -> None:
-        """Report `event`."""
+        """Report `event`, after the steps before it."""
         if self._is_first:
+            self._send()
             self._reporter.report(event)
 
     def catch_up(self, evaluations: Sequence[Evaluated], ended: Sequence[EpochEnded]) -> None:
@@ -86,9 +89,23 @@ class StepReports:
 
     def report(self, metrics: Mapping[str, Metric], *, due: bool, place: Mapping[str, float]) -> None:
         """Report `metrics` as a `Reported`. `place` holds its other fields."""
+        if not self._is_first:
+            return
         now = time.monotonic()
-        if self._is_first and (due or now - self._reported_at >= REPORT_EVERY_S):
-            self._reported_at = now
-            given = {name: value for name, value in metrics.items() if weighted(name, value)[1] > 0}
-            numbers = {name: float(scalar(name, value)) for name, value in given.items()}
-            self._reporter.report(Reported(metrics=numbers, **place))  # type: ignore[arg-type]
+        sends = due or now - self._sent_at >= REPORT_EVERY_S
+        if sends or place["step"] <= MAX_STEPS:
+            self._unsent.append(({name: weighted(name, value) for name, value in metrics.items()}, place))
+        if sends:
+            self._sent_at = now
+            self._send()
+
+    def _send(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        numbers = iter(read_together([each for metrics, _ in unsent for pair in metrics.values() for each in pair]))
+        steps: list[Reported] = []
+        for metrics, place in unsent:
+            pairs = {name: (next(numbers), next(numbers)) for name in metrics}
+            means = {name: total / weight for name, (total, weight) in pairs.items() if weight > 0}
+            steps.append(Reported(metrics=means, **place))  # type: ignore[arg-type]
+        if steps:
+            self._reporter.report(*steps)

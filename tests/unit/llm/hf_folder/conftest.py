@@ -28,9 +28,10 @@ class LastEpoch:
 
     metrics: dict[str, float]
 
-    def report(self, event: Event) -> None:
-        if isinstance(event, EpochEnded):
-            self.metrics = dict(event.metrics)
+    def report(self, *events: Event) -> None:
+        for event in events:
+            if isinstance(event, EpochEnded):
+                self.metrics = dict(event.metrics)
 
     def request(self) -> Request:
         return Request()

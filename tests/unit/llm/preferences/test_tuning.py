@@ -39,9 +39,8 @@ class ReportLog:
     def __init__(self) -> None:
         self.metrics: list[Any] = []
 
-    def report(self, event: Event) -> None:
-        if isinstance(event, Reported):
-            self.metrics.append(event.metrics)
+    def report(self, *events: Event) -> None:
+        self.metrics += [event.metrics for event in events if isinstance(event, Reported)]
 
     def request(self) -> Request:
         return Request()

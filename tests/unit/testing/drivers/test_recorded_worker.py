@@ -24,7 +24,7 @@ from forebay.training.worker.worker import Worker
 class Silent:
     """Reporter that listens to nothing and asks for nothing."""
 
-    def report(self, _event: Any) -> None: ...
+    def report(self, *_events: Any) -> None: ...
 
     def request(self) -> Request:
         return Request()

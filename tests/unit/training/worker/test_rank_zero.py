@@ -24,7 +24,7 @@ class Slow:
     def __init__(self, heard: threading.Event, error: Exception | None = None) -> None:
         self.heard, self.error = heard, error
 
-    def report(self, event: object) -> None:
+    def report(self, *events: object) -> None:
         raise NotImplementedError
 
     def request(self) -> Request:

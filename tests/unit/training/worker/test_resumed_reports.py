@@ -39,12 +39,13 @@ class LossyReporter(DirectReporter):
         self.sent: list[Event] = []
         self._left, self._resize_at = delivers, resize_at
 
-    def report(self, event: Event) -> None:
-        self.sent.append(event)
-        if isinstance(event, Report):
-            self._left -= 1
-        if self._left >= 0:
-            super().report(event)
+    def report(self, *events: Event) -> None:
+        for event in events:
+            self.sent.append(event)
+            if isinstance(event, Report):
+                self._left -= 1
+            if self._left >= 0:
+                super().report(event)
 
     def synced_request(self) -> Request:
         ended = [event.epoch for event in self.sent if isinstance(event, EpochEnded)]

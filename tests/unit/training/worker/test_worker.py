@@ -181,28 +181,51 @@ def test_events_of_a_run(make_run: Callable[..., WorkerRun]) -> None:
         assert event.counters["rows"] == 43 and event.counters["batches"] == 6
 
 
-def test_steps_are_thinned_but_for_the_last_of_an_epoch(
+@pytest.mark.parametrize("every_s", [0.0, 1e6])
+def test_first_steps_are_all_reported_whatever_their_speed(
+    make_run: Callable[..., WorkerRun], monkeypatch: pytest.MonkeyPatch, every_s: float
+) -> None:
+    monkeypatch.setattr("forebay.training.worker.step_reporter.REPORT_EVERY_S", every_s)
+    run = make_run()
+    loss = torch.zeros((), dtype=torch.float64)
+
+    def train(worker: Worker) -> None:
+        for _ in worker.loader():
+            worker.commit(loss=loss.fill_(worker.step))  # one tensor, which each step overwrites
+
+    run.worker().run(train)
+    assert [(event.step, event.metrics["loss"]) for event in run.recorder.of(Reported)] == [
+        (step, step - 1.0) for step in range(1, 19)
+    ]
+
+
+def test_later_steps_are_thinned_but_for_the_last_of_an_epoch(
     make_run: Callable[..., WorkerRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("forebay.training.worker.step_reporter.REPORT_EVERY_S", 1e6)
+    monkeypatch.setattr("forebay.training.worker.step_reporter.MAX_STEPS", 2)
     run = make_run()
     run.train()
-    assert [event.step for event in run.recorder.of(Reported)] == [1, 6, 12, 18]
+    assert [event.step for event in run.recorder.of(Reported)] == [1, 2, 6, 12, 18]
 
 
 def test_unsaved_steps_never_read_a_metric(make_run: Callable[..., WorkerRun], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.training.worker.step_reporter.REPORT_EVERY_S", 1e6)
-    read_at: list[int] = []
-    original = torch.Tensor.__float__
+    reads: list[str] = []
 
-    def spy(tensor: torch.Tensor) -> float:
-        read_at.append(1)
-        return original(tensor)
+    def spy(name: str) -> None:
+        original = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda tensor: (reads.append(name), original(tensor))[1])
 
-    monkeypatch.setattr(torch.Tensor, "__float__", spy)
-    run = make_run(checkpoint_every=100)
-    run.train()
-    assert len(read_at) <= 1 + 2 * 3  # the first reported step, then step and mean at the end of each epoch
+    for name in ("__float__", "tolist", "item"):
+        spy(name)
+
+    def train(worker: Worker) -> None:
+        for _ in worker.loader():
+            worker.commit(loss=torch.zeros(()))
+
+    make_run(checkpoint_every=100).worker().run(train)
+    assert 0 < len(reads) <= 1 + 2 * 3  # the first step, then steps and means at the end of each epoch
 
 
 def test_epoch_metrics_are_means_over_what_was_given(make_run: Callable[..., WorkerRun]) -> None:

@@ -159,12 +159,13 @@ class Coordinator:
 
     # Called by workers.
 
-    async def report(self, event: Event) -> int:
-        """Keep an event for the driver. Returns the event's number."""
+    async def report(self, *events: Event) -> int:
+        """Keep events for the driver. Returns the last one's number."""
         async with self._changed:
-            self._events.append(event)
-            self._num_events += 1
-            self._observe(event)
+            self._events.extend(events)
+            self._num_events += len(events)
+            for event in events:
+                self._observe(event)
             self._changed.notify_all()
         return self._num_events
 

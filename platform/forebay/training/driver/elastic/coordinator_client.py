@@ -32,8 +32,8 @@ class CoordinatorReporter:
         self._known: Request | None = None
         self._change: Future[None] | None = None
 
-    def report(self, event: Event) -> None:
-        self._mine.event, self._mine.last = event, self._coordinator.report.remote(event)
+    def report(self, *events: Event) -> None:
+        self._mine.events, self._mine.last = events, self._coordinator.report.remote(*events)
 
     def request(self) -> Request:
         if self._known is None or self._has_changed:
@@ -46,7 +46,7 @@ class CoordinatorReporter:
         # The last event of this thread: another thread may be about to record an earlier one.
         mine, number = self._mine, 0
         if hasattr(mine, "last"):
-            number = _answer(lambda: self._coordinator.report.remote(mine.event), mine.last)
+            number = _answer(lambda: self._coordinator.report.remote(*mine.events), mine.last)
         return self._hear(_answer(lambda: self._coordinator.synced_request.remote(number)))
 
     def knows(self, report: EpochEnded | Evaluated) -> bool:

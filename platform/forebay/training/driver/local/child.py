@@ -86,10 +86,11 @@ class DriverLink:
         self._sender = begin(threading.Thread(target=self._send, name="forebay-send", daemon=True))
         begin(threading.Thread(target=self._listen, name="forebay-listen", daemon=True))
 
-    def report(self, event: Message) -> None:
-        self._outbox.put(event)
-        if isinstance(event, EpochEnded | Evaluated):
-            self._known.note(event)
+    def report(self, *events: Message) -> None:
+        for event in events:
+            self._outbox.put(event)
+            if isinstance(event, EpochEnded | Evaluated):
+                self._known.note(event)
 
     def request(self) -> Request:
         return self._request

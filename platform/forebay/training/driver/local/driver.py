@@ -59,8 +59,9 @@ class DirectReporter:
     def __init__(self, run: Run) -> None:
         self._run = run
 
-    def report(self, event: Event) -> None:
-        self._run.tell(event)
+    def report(self, *events: Event) -> None:
+        for event in events:
+            self._run.tell(event)
 
     def request(self) -> Request:
         return self._run.control.request

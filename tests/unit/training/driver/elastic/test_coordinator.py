@@ -73,6 +73,8 @@ def test_events_are_taken_once_in_order() -> None:
         assert [await coordinator.report(event) for event in EVENTS] == [1, 2, 3]
         assert await coordinator.take(0) == (EVENTS, Request(target=1))
         assert list((await coordinator.take(0))[0]) == []
+        assert await coordinator.report(*EVENTS) == 6
+        assert (await coordinator.take(0))[0] == EVENTS
 
     asyncio.run(talk())
 
