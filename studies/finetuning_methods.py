@@ -28,7 +28,9 @@ BEFORE, AFTER = ("Copy", "Add"), ("Reverse", "In")
 METHODS = {"full": ("full", 1e-3), "lora": ("LoRA", 5e-3), "qlora": ("QLoRA", 5e-3)}
 """Method -> its title and its learning rate."""
 COLOURS = {"full": "#1f77b4", "lora": "#d1495b", "qlora": "#edae49"}
-RUN = {"seq_len": 128, "overflow": "split", "global_batch": 16, "per_device_batch": 16, "workers": 1, "lora_r": 8}
+RUN = {"seq_len": 128, "overflow": "split", "global_batch": 16, "per_device_batch": 16, "workers": 1}
+RANK = 8
+"""Rank of the adapters."""
 
 Found = Mapping[str, Any]
 
@@ -59,9 +61,10 @@ def study(folder: Path, *, chats: int, epochs: int) -> Found:
     tuned = write(folder, "tuned", AFTER, chats=chats, held_out=128)
     runs = {}
     for method, (_, rate) in METHODS.items():
-        made = job(**options, **tuned, model=str(folder / "model"), finetuning=method, lr=rate, name=method)
+        adapter = {} if method == "full" else {"lora_r": RANK}
+        made = job(**options, **adapter, **tuned, model=str(folder / "model"), finetuning=method, lr=rate, name=method)
         runs[method] = facts_of(fb.run(made, "local"), folder / "runs" / method)
-    return {"chats": chats, "epochs": epochs, "lora_r": RUN["lora_r"], "runs": runs}
+    return {"chats": chats, "epochs": epochs, "lora_r": RANK, "runs": runs}
 
 
 def facts_of(result: fb.Result, folder: Path) -> dict[str, Any]:

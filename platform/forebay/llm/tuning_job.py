@@ -204,7 +204,7 @@ def _completed(options: Options, preferences: Preferences | None) -> Options:
 
 def _check_adapter(options: Options) -> None:
     """Raise `InvalidOption` for an option of an adapter that there is not."""
-    given = [name for name in ("modules_to_save", "rslora", "dora") if getattr(options, name)]
+    given = [name for name in options.changed() if name in ("modules_to_save", "rslora", "dora") or "lora_" in name]
     if given and options.finetuning == "full":
         raise InvalidOption(
             f"{given[0]}={getattr(options, given[0])} is of an adapter, and finetuning='full' trains all of the model. "

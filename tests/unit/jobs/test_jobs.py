@@ -282,6 +282,7 @@ def test_preferences_are_trained_beside_their_reference(run: Callable[..., Any],
         (["jobs/prefer_llm.py", "loss=kto", "reduction=exact"], "compares with a mean over the global batch"),
         (["jobs/prefer_llm.py", "loss=reward", "loss_chunk=16"], "computes no logits"),
         (["jobs/prefer_llm.py", "finetuning=full", "dora=true"], "dora=True is of an adapter"),
+        (["jobs/finetune_llm.py", "lora_alpha=16"], "lora_alpha=16.0 is of an adapter"),
         (["jobs/finetune_llm.py", "min_workers=-1"], "min_workers=-1: it must be a whole number"),
     ],
 )
