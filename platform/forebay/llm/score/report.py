@@ -12,7 +12,7 @@ from forebay.report.elements import row, section, table
 from forebay.report.page import document, fragment
 from forebay.report.page import write_page as write
 from forebay.runtime.formatting import count_text, seconds_text, time_text
-from forebay.storage.filesystem import below
+from forebay.storage.filesystem import below, resolve
 
 COLUMNS = ("worker", "rows", "errors", "tokens in", "tokens out", "requests/s", "out tokens/s", "busy s")
 FILE_NAME = "scores.html"
@@ -29,12 +29,21 @@ def write_page(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str
     return write(below(result.folder, FILE_NAME), page_of(result, names, facts), "The page of the scoring run")
 
 
+def has_page(folder: str) -> bool:
+    """Whether the folder of answers has its page.
+
+    A run may be killed after its last answers.
+    """
+    page = resolve(below(folder, FILE_NAME))
+    return bool(page.fs.get_file_info(page.path).type)
+
+
 def page_of(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str, object]) -> str:
     """HTML of the page."""
     numbers = {
         **names,
         "rows": f"{result.rows:,}, of which this run scored {result.rows_scored:,}",
-        "errors": f"{result.errors:,}",
+        "errors of this run": f"{result.errors:,}",
         "time": time_text(result.seconds),
         "workers lost": f"{result.workers_lost}",
     }

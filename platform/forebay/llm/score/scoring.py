@@ -16,7 +16,7 @@ from forebay.llm.score.pool.counters import ProgressListener, RunCounters, Score
 from forebay.llm.score.pool.local_pool import score_here
 from forebay.llm.score.pool.schedule import PieceSchedule
 from forebay.llm.score.prompts import PromptFunction, find_prompt
-from forebay.llm.score.report import write_page
+from forebay.llm.score.report import has_page, write_page
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.result import ScoreResult
 from forebay.llm.score.shard_scorer import ScoreSpec
@@ -91,7 +91,7 @@ def score_rows(
         workers_lost=counters.lost,
         seconds=counters.seconds,
     )
-    if missing:
+    if missing or not has_page(result.folder):
         names = {"model": without_credentials(request.model), "data": without_credentials(request.data)}
         write_page(result, names, setup.plan.facts)
     return result

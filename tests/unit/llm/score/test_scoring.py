@@ -92,6 +92,10 @@ def test_rerun_scores_nothing_and_opens_no_engine(request_of: Requests, model_fo
     again = score_rows(request_of(batch=4, workers=3), engine=Unopened(str(model_folder)))
     assert (again.rows_scored, again.rows_before) == (0, 48)
     assert again.read().equals(first.read())
+    page = Path(request_of().to, "scores.html")
+    page.unlink()  # as a kill after the last shard leaves the folder
+    score_rows(request_of(), engine=Unopened(str(model_folder)))
+    assert "48, of which this run scored 0" in page.read_text()
 
 
 def test_an_empty_folder_is_not_the_root_of_the_disk(request_of: Requests) -> None:
