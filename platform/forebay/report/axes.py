@@ -15,6 +15,7 @@ FONT = 13
 DAY_S = 86_400
 LOG_TICKS_FROM = 3.0
 TIME_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY_S)
+SMALLEST, LARGEST = 1e-150, 1e150
 ROUNDING = 1e-9
 """Tolerance for sums of steps: three times 0.1 is more than 0.3."""
 
@@ -89,15 +90,23 @@ def _decades(low: float, high: float) -> list[float]:
     return [low, *inside, high] if len(inside) < 2 else inside
 
 
-def range_of(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
-    """Return the range of the finite values, with a margin.
+def is_drawable(value: float) -> bool:
+    """Whether a picture can show `value`.
 
-    From 0 with `zero`. `(0, 1)` without any value.
+    Differences and ratios of such values are finite.
     """
-    found = [value for value in values if math.isfinite(value)]
+    return value == 0 or SMALLEST <= abs(value) <= LARGEST
+
+
+def range_of(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
+    """Return the range of the values, with a margin.
+
+    From 0 with `zero`. `(0, 1)` without a drawable value.
+    """
+    found = [value for value in values if is_drawable(value)]
     if not found:
         return 0.0, 1.0
-    low, high = (0.0 if zero else min(found)), max(found)
+    low, high = (0.0, max(*found, 0.0)) if zero else (min(found), max(found))
     margin = 0.06 * (high - low) or 0.06 * abs(high) or 1.0
     return (low, high + margin) if zero else (low - margin, high + margin)
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
-from forebay.report.axes import BOTTOM, FONT, LEFT, RIGHT, TOP, WIDTH, PlotAxis, range_of, tick_text
+from forebay.report.axes import BOTTOM, FONT, LEFT, RIGHT, TOP, WIDTH, PlotAxis, is_drawable, range_of, tick_text
 from forebay.report.elements import element, joined
 from forebay.report.picture import QUIET, PlotArea, dots, label
 from forebay.runtime.formatting import metric_text
@@ -35,11 +35,11 @@ class Curve:
 
     @property
     def finite(self) -> list[tuple[float, float]]:
-        """Return at most about `MAX_POINTS` finite points.
+        """Return at most about `MAX_POINTS` points that a picture can show.
 
         The last one is among them.
         """
-        found = [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
+        found = [(x, y) for x, y in self.points if math.isfinite(x) and is_drawable(y)]
         every = -(-len(found) // MAX_POINTS) or 1
         kept = found[::every]
         return kept if not found or kept[-1] == found[-1] else [*kept, found[-1]]

@@ -10,6 +10,7 @@ import pytest
 
 from forebay.errors import InvalidOption, WriteFailed
 from forebay.report.axes import PlotAxis
+from forebay.report.curves import Curve, Plot, curves
 from forebay.report.picture import INK, Picture, PlotArea, dots, label, turned
 
 AREA = PlotArea(PlotAxis(0.0, 10.0, 50, 150), PlotAxis(0.0, 1.0, 100, 0))
@@ -62,3 +63,20 @@ def test_a_logarithmic_axis() -> None:
     assert axis.ticks(5) == pytest.approx([0.01, 0.1, 1.0, 10.0, 100.0])
     assert PlotAxis(16.0, 64.0, 0, 1, is_log=True).ticks(5) == [20.0, 50.0]
     assert PlotAxis(22.0, 29.0, 0, 1, is_log=True).ticks(5) == [22.0, 24.0, 26.0, 28.0]
+
+
+@pytest.mark.parametrize("extreme", [5e-324, 1e-310, 1e-200, 1e200, 1.7e308, -1.7e308, float("inf"), float("nan")])
+@pytest.mark.parametrize("options", [{}, {"log_y": True}, {"zero": True}])
+def test_a_value_that_no_axis_can_show_is_left_out(extreme: float, options: dict[str, bool]) -> None:
+    def drawn(*values: float) -> str:
+        points = list(enumerate(values, 1))
+        return curves(Plot(title="loss", x_label="step", curves=[Curve(label="loss", points=points)], **options))
+
+    assert drawn(1.0, 2.0, 1.5, extreme).count("<circle") == 3
+    assert "<circle" not in drawn(extreme)
+
+
+def test_values_below_zero_are_drawn_from_zero() -> None:
+    assert "NaN" not in curves(
+        Plot(title="rate", x_label="step", curves=[Curve(label="rate", points=[(1, -2.0), (2, -1.0)])], zero=True)
+    )

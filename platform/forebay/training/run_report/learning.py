@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from forebay.events import Evaluated
+from forebay.report.axes import is_drawable
 from forebay.report.bars import MAX_BARS
 from forebay.report.curves import Curve, Mark, Plot, curves
 from forebay.report.elements import element, joined
@@ -92,7 +92,7 @@ def _loss(runs: Sequence[RecordedRun], across: _Across) -> Plot | None:
         if len(runs) == 1:
             noise = list(zip(steps, losses.tolist(), strict=True))
             found.append(Curve(label="loss of a step", points=noise, series=number, kind="faint"))
-        means = list(zip(steps, _moving_mean(losses).tolist(), strict=True))
+        means = list(zip(steps, moving_mean(losses).tolist(), strict=True))
         label = run.name if len(runs) > 1 else "moving mean"
         found.append(Curve(label=label, points=means, series=number))
     if not found:
@@ -131,7 +131,7 @@ def _metric(runs: Sequence[RecordedRun], name: str, across: _Across) -> Plot:
 
 
 def step_points(run: RecordedRun, name: str) -> list[tuple[float, float]]:
-    """Finite values of a metric by step."""
+    """Drawable values of a metric by step."""
     steps = run.result.steps if run.result else ()
     found = [(float(step.step), step.metrics[name]) for step in steps if name in step.metrics]
     if name == "loss":
@@ -139,17 +139,17 @@ def step_points(run: RecordedRun, name: str) -> list[tuple[float, float]]:
         last = steps[-1].step if steps else 0
         newest = run.newest.progress if run.newest else ()
         found += [(float(point.step), point.loss) for point in newest if point.step > last and point.loss is not None]
-    return [(step, value) for step, value in found if math.isfinite(value)]
+    return [(step, value) for step, value in found if is_drawable(value)]
 
 
-def _moving_mean(values: np.ndarray) -> np.ndarray:
+def moving_mean(values: np.ndarray) -> np.ndarray:
     """Return the mean over a thirtieth of the run.
 
     Around each value. The window is narrower at the ends, to avoid a lag.
     """
     half = max(len(values) // 60, 2)
-    sums = np.concatenate([[0.0], np.cumsum(values)])
     indices = np.arange(len(values))
     reach = np.minimum(np.minimum(indices, indices[::-1]), half)
-    means: np.ndarray = (sums[indices + reach + 1] - sums[indices - reach]) / (2 * reach + 1)
-    return means
+    # Each window by itself: differences of sums over the run lose all digits behind one huge value.
+    windows = zip(indices - reach, indices + reach + 1, strict=True)
+    return np.array([values[first:stop].mean() for first, stop in windows])

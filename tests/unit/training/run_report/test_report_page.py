@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.unit.training.run_report.made import EVIL, write_run
 from tests.waiting import SetClock
@@ -17,6 +18,7 @@ from forebay.errors import InvalidOption
 from forebay.events import INTERRUPTED, Evaluated, Failed, MachineUse, NodeUsed, Sample
 from forebay.report.bars import MAX_BARS
 from forebay.training.run_report.incidents import incidents_of
+from forebay.training.run_report.learning import moving_mean
 from forebay.training.run_report.pictures import rate_points
 from forebay.training.run_report.recorded_run import RecordedRun, load_run, recorded
 from forebay.training.run_report.report_page import MAX_RUNS, report_of, write_report
@@ -269,3 +271,20 @@ def used(node: str, gpu: float) -> NodeUsed:
         sent_bytes_per_s=1.0,
     )
     return NodeUsed(node=node, use=use)
+
+
+@pytest.mark.parametrize("extreme", [5e-324, 1e-310, 1.7e308, -1.7e308])
+def test_a_metric_beyond_all_axes_does_not_cost_the_report(extreme: float, tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path))
+    assert run.result is not None
+    epochs = [replace(each, metrics={**each.metrics, "p": extreme}) for each in run.result.epochs[:1]]
+    steps = [replace(each, metrics={"loss": extreme}) for each in run.result.steps[:3]]
+    result = replace(run.result, epochs=(*epochs, *run.result.epochs[1:]), steps=(*steps, *run.result.steps[3:]))
+    assert titles(report_of([replace(run, result=result)])) == SECTIONS
+
+
+def test_the_moving_mean_recovers_from_one_huge_loss(tmp_path: Path) -> None:
+    losses = np.full(600, 0.5)
+    losses[100] = 1e20
+    means = moving_mean(losses)
+    assert means[99] > 1e18 and np.all(means[150:] == 0.5)
