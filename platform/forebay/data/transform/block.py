@@ -106,7 +106,15 @@ def _plain_array(name: str, value: object) -> BlockArray:
             array=name,
             found=type(value).__name__,
         )
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TransformFailed(
+            f"Array {name!r} is a {type(value).__name__} that NumPy cannot hold ({error}). Return a NumPy array, such "
+            "as tensor.detach().float().cpu().numpy().",
+            array=name,
+            found=type(value).__name__,
+        ) from error
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if str(array.dtype) not in _DTYPES:
         raise TransformFailed(

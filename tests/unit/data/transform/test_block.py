@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from forebay.data.transform.block import Block
 from forebay.errors import RowCountChanged, TransformFailed
@@ -53,6 +54,9 @@ def test_another_length_names_array_and_both_counts(rows: int | None) -> None:
         np.zeros((2, 0)),
         [1, 2],
         None,
+        torch.ones(2, dtype=torch.bfloat16),
+        torch.ones(2, requires_grad=True),
+        torch.ones(2).to_sparse(),
     ],
 )
 def test_what_no_tensor_can_hold_is_refused_by_name(array: object) -> None:

@@ -183,6 +183,8 @@ class DatasetProcesses:
             if reply == "unknown":  # the worker keeps the newest datasets
                 worker.known.discard(self._name)
                 return None
+            if reply == "raised":
+                return None
             block = map_descriptor(recv_handle(line)) if isinstance(reply, MemoryFile) else None
         finally:
             self._processes.end(line)

@@ -219,6 +219,27 @@ def test_an_error_is_the_one_of_threads(manifest: Manifest, cache: DiskCache) ->
     assert "in wrong" in str(found.value.__cause__), "the traceback of the worker"
 
 
+@pytest.mark.parametrize("error", [ArithmeticError, SystemExit])
+def test_what_only_a_worker_raises_ends_no_worker(
+    error: type[BaseException], manifest: Manifest, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no sign of a crash: this process builds the block, and raises the same or goes on."""
+    here = os.getpid()
+
+    class Refusing(Dense):
+        def arrays(self, name: str, table: Any) -> dict[str, Any]:
+            if os.getpid() != here:
+                raise error("in a library")
+            return super().arrays(name, table)
+
+    with closing(
+        LocalSource(Dataset(manifest, Transform(x=Refusing(["x0"]))), cache, counters=Counters(), workers=WORKERS)
+    ) as source:
+        pids = ready()
+        assert [source.request(index).result(60).rows for index in range(3)] == [30, 20, 10]
+        assert set(pids) <= set(ready()), "no worker has ended"
+
+
 def test_what_cannot_be_pickled_is_built_here(
     manifest: Manifest, cache: DiskCache, caplog: pytest.LogCaptureFixture
 ) -> None:
