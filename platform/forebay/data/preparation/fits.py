@@ -281,14 +281,10 @@ def _merged(summaries: Sequence[Summary]) -> FittedColumn:
     mean = math.fsum(each.total for each in full) / count
     between = (each.count * (each.total / each.count - mean) ** 2 for each in full)
     squares = math.fsum([*(each.squares for each in full), *between])
-    return FittedColumn(
-        count=count,
-        nulls=nulls,
-        mean=mean,
-        std=math.sqrt(squares / count),
-        min=min(each.least for each in full),
-        max=max(each.most for each in full),
-    )
+    least, most = min(each.least for each in full), max(each.most for each in full)
+    if least == most:  # the mean of three times 0.1 is another number
+        mean, squares = least, 0.0
+    return FittedColumn(count=count, nulls=nulls, mean=mean, std=math.sqrt(squares / count), min=least, max=most)
 
 
 def _columns(fits: Sequence[Fit], kind: type[Fit]) -> list[str]:

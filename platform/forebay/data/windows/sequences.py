@@ -33,7 +33,6 @@ from forebay.data.windows.sequence_part import SequencePart, TrainingPart, valid
 from forebay.data.windows.series_blocks import Series, SeriesBlocks, first_steps_at, read_series
 from forebay.data.windows.splits import TargetBounds, fraction_cuts, parts_of_cuts, parts_of_entities, step_cuts
 from forebay.data.windows.statistics import (
-    INFINITE,
     NULLS,
     RESTS,
     ColumnStatistics,
@@ -294,9 +293,8 @@ class Sequences:
             names = [self._block_transform.step_columns.values["float32"][number] for number in view.columns]
             shift, factor = scaling_of(statistics, names, self.scale)
             means = (np.nan_to_num([statistics[name].mean for name in names]) - shift) * factor
-            # Scaled infinities may be NaN. A column with neither has nothing to fill, in no batch.
-            may_be_nan = nulls_of["float32"] | any_of(INFINITE, self.series.summaries["float32"])
-            kinds = np.where(may_be_nan[list(view.columns)], options.kind(view.name), 0)
+            # A column without nulls has nothing to fill, in no batch.
+            kinds = np.where(nulls_of["float32"][list(view.columns)], options.kind(view.name), 0)
             short = shift.astype(np.float32)
             lost = np.subtract(shift, short, out=np.zeros_like(shift), where=np.isfinite(short))
             scaling = np.stack([short, factor, means, kinds, lost]).astype(np.float32)

@@ -53,6 +53,13 @@ def test_moments_do_not_depend_on_the_order_of_parts_and_are_precise() -> None:
     assert column[3:] == (values.min(), values.max())
 
 
+def test_a_constant_column_has_no_deviation() -> None:
+    fits = Fits(fits=(Moments("x"),))
+    parts = parts_of(fits, [pa.table({"x": np.full(rows, 0.1)}) for rows in (700, 801)])
+    found = fits.statistics(parts, None)["x"]  # type: ignore[arg-type]
+    assert (found.mean, found.std) == (0.1, 0)
+
+
 def test_nulls_and_values_that_are_not_finite_are_counted() -> None:
     fits = Fits(fits=(Moments(["x", "empty", "flag"]),))
     flags = [True, False, None, None, True]

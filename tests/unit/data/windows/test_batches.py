@@ -322,14 +322,14 @@ def test_a_batch_travels_with_its_windows_and_not_with_their_index(tmp_path: Pat
 
 
 def test_only_columns_that_can_be_nan_are_filled(tmp_path: Path) -> None:
-    """A scaled infinity may become NaN: "minmax" subtracts it from itself."""
+    """A scaled infinity stays one."""
     rng = np.random.default_rng(3)
     frame = random_series(rng, nulls=0).assign(hour=1.0)
     frame.loc[5, "load"], frame.loc[9, "temp"] = np.nan, -np.inf
     manifest = write_series(tmp_path / "data", frame, "day", rng)
     past = fb.History(["hour", "load", "temp"], steps=4)
-    series = fb.Sequences(manifest, entity="meter", time="ts", past=past, scale="minmax")
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=past, scale="standard")
     (view,) = series.transform.views.views
-    assert view.scaling is not None and view.scaling[3].tolist() == [0, 1, 1]
+    assert view.scaling is not None and view.scaling[3].tolist() == [0, 1, 0]
     with fb.Loader(fb.build_plan(series.whole), series.transform, global_batch=16, as_numpy=True) as loader:
         assert not any(np.isnan(batch["past"]).any() for batch in loader)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +75,29 @@ def test_scaling_leaves_constant_columns_finite() -> None:
         scaling_of(statistics, ["a"], "robust")
     with pytest.raises(InvalidOption, match="choose"):
         scaling_of(statistics, ["a"], "mean")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0.1, -1 / 3, 1e9 + 0.1])
+@pytest.mark.parametrize("count", [3, 700, 801, 9999])
+def test_a_constant_column_has_no_deviation(value: float, count: int) -> None:
+    """Its sum rounds: scaled by a deviation of 1e-17, another value after the training part would be 1e16."""
+    blocks = np.array_split(np.full((count, 1), value), 3)
+    statistics = fold([summarize(block) for block in blocks], ["a"])
+    assert (statistics["a"].mean, statistics["a"].std) == (value, 0)
+    with_last_bit = [*blocks, np.array([[np.nextafter(value, np.inf)]])]
+    almost = fold([summarize(block) for block in with_last_bit], ["a"])
+    for found in (statistics, almost):
+        shift, factor = scaling_of(found, ["a"], "standard")
+        assert (shift.tolist(), factor.tolist()) == ([pytest.approx(value, rel=1e-15)], [1])
+
+
+@pytest.mark.parametrize("scale", ["minmax", "robust"])
+def test_infinities_are_no_scale(scale: Any) -> None:
+    statistics = fold([summarize(np.array([[-np.inf], [2.0], [np.inf]]))], ["a"])
+    statistics = {"a": replace(statistics["a"], quantiles={0.25: -math.inf, 0.5: 2.0, 0.75: math.inf})}
+    with pytest.raises(InvalidOption, match="column 'a' has 2 infinite values"):
+        scaling_of(statistics, ["a"], scale)
+    assert scaling_of(statistics, ["a"], "standard")[0].tolist() == [2.0]
 
 
 def test_the_id_sees_the_last_bit() -> None:
