@@ -115,9 +115,13 @@ def validate_quantiles(shares: Sequence[float]) -> tuple[float, ...]:
 
     Raises `InvalidOption` for a share outside [0, 1].
     """
-    if any(not 0 <= share <= 1 for share in shares):
-        raise InvalidOption(f"quantiles={tuple(shares)!r}: give shares from 0 to 1, such as 0.5.", quantiles=shares)
-    return tuple(float(share) for share in shares)
+    try:
+        found = tuple(float(share) for share in shares)
+    except (TypeError, ValueError):
+        found = (-1.0,)
+    if any(not 0 <= share <= 1 for share in found):
+        raise InvalidOption(f"quantiles={shares!r}: give shares from 0 to 1, such as (0.5, 0.9).", quantiles=shares)
+    return found
 
 
 def _selected(values: BlockArray, ranges: Ranges) -> BlockArray:

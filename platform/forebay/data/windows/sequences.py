@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -112,6 +114,7 @@ class Sequences:
         scaling_of({}, (), self.scale)
         validate_quantiles(self.quantiles)
         _ = self.shape, self.max_gap_ticks
+        self._refuse_equal_names()
         self._block_transform.check(self.manifest)
         if self.scale and (dtypes := {view.dtype for view in self._views} - {"float32"}) & {"float64", "float16"}:
             raise InvalidOption(
@@ -221,6 +224,9 @@ class Sequences:
             raise InvalidOption(
                 f"split() was given {', '.join(given) or 'no cut'}. Give one of time, steps, fractions and entities."
             )
+        cuts_given = _named(time, steps, fractions, entities)[given[0]]
+        if entities is None and not isinstance(cuts_given, Iterable):
+            raise InvalidOption(f"{given[0]}={cuts_given!r}: give a sequence of cuts, such as ({cuts_given!r},).")
         line = self.series.whole
         if entities is not None:
             bounds: tuple[TargetBounds, ...] = parts_of_entities(line, self._held_out(entities, seed))
@@ -352,6 +358,20 @@ class Sequences:
                 views.append(self._view("known", self.future.dtype, self.future.known, steps))
         return views
 
+    def _refuse_equal_names(self) -> None:
+        """Raise `InvalidOption` for a static array with the name of another array."""
+        names = [view.name for view in self._views]
+        names += [f"{name}_observed" for name in names] if self.observed else []
+        names += ["past_lengths"] if self.shape.least_steps < self.past.steps else []
+        names += [array for name, feature in self._static.items() for array in feature.array_names(name)]
+        twice = [name for name, count in Counter(names).items() if count > 1]
+        if twice:
+            raise InvalidOption(
+                f"static={list(self._static)} makes array {twice[0]!r}, and a batch has another one of this name. "
+                "Rename the static feature.",
+                array=twice[0],
+            )
+
     def _view(self, name: str, dtype: str, columns: Sequence[str], steps: tuple[int, ...]) -> View:
         names = self._block_transform.step_columns.values[dtype]
         numbers = tuple(names.index(column) for column in columns)
@@ -382,10 +402,17 @@ class Sequences:
         return np.stack([first_steps_at(self.blocks, self.series, each) for each in ticks], axis=1)
 
     def _held_out(self, share: float, seed: int) -> NDArray[np.bool_]:
-        if not 0 < share < 1:
+        if not (isinstance(share, Real) and 0 < share < 1):
             raise InvalidOption(f"entities={share!r}: hold out a share between 0 and 1, e.g. 0.1.", entities=share)
         hashes = [derive(seed, int(digest(repr(name).encode())[:16], 16)) for name in self.series.entities.to_pylist()]
-        return np.array([each < share * 2**64 for each in hashes], dtype=bool)
+        is_held_out = np.array([each < share * 2**64 for each in hashes], dtype=bool)
+        if is_held_out.all() or not is_held_out.any():
+            raise InvalidOption(
+                f"entities={share!r} holds out {is_held_out.sum()} of {len(hashes)} entities, by the hash of each with "
+                f"seed={seed}. Give another share or another seed.",
+                entities=share,
+            )
+        return is_held_out
 
 
 def _named(*cuts: object) -> dict[str, object]:

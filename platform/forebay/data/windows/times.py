@@ -14,6 +14,7 @@ from forebay.data.transform.features.timestamps import NANOSECONDS
 from forebay.errors import InvalidOption
 
 _NANOSECONDS = {**NANOSECONDS, "w": 7 * NANOSECONDS["d"]}
+_NUMPY_UNITS = {"m": "min", "D": "d", "W": "w"}
 _DURATION = re.compile(r"\s*(\d+)\s*(ns|us|ms|s|min|h|d|w)\s*")
 _ZONE = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
 _ISO = re.compile(r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?)?)?)?")
@@ -28,8 +29,8 @@ def ticks_of(option: str, value: object, column: pa.DataType) -> int:
     for anything else, and for a time between two integers of the column.
     """
     if pa.types.is_integer(column):
-        if isinstance(value, Integral) and not isinstance(value, bool):
-            return int(value)
+        if _is_whole(value):
+            return int(value)  # type: ignore[call-overload, no-any-return]
         raise InvalidOption(f"{option}={value!r}, but the time column is {column}: give an integer.", value=value)
     text = value.isoformat() if isinstance(value, datetime.date) else str(value)
     zone = getattr(column, "tz", None)
@@ -51,15 +52,18 @@ def ticks_of(option: str, value: object, column: pa.DataType) -> int:
 def duration_ticks(option: str, value: object, column: pa.DataType) -> int:
     """Convert a duration to the unit of `column`.
 
-    `value` is text such as `"2h"`, or a `timedelta`. An integer counts that unit itself. Raises `InvalidOption` for
-    anything else, and for a duration that is not a multiple of the unit.
+    `value` is text such as `"2h"`, or a `timedelta`, also of NumPy or pandas. An integer counts that unit itself.
+    Raises `InvalidOption` for anything else, and for a duration that is not a multiple of the unit.
     """
-    if isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0:
-        return int(value)
+    if _is_whole(value) and int(value) > 0:  # type: ignore[call-overload]
+        return int(value)  # type: ignore[call-overload, no-any-return]
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if isinstance(value, datetime.timedelta):
         # A Timedelta of pandas has nanoseconds besides.
         nanoseconds = (value // datetime.timedelta(microseconds=1)) * 1000 + getattr(value, "nanoseconds", 0)
+    elif isinstance(value, np.timedelta64):
+        unit, count = np.datetime_data(value.dtype)
+        nanoseconds = int(value.astype(np.int64)) * count * _NANOSECONDS.get(_NUMPY_UNITS.get(unit, unit), 0)
     elif match:
         nanoseconds = int(match[1]) * _NANOSECONDS[match[2]]
     else:
@@ -105,6 +109,11 @@ def time_text(ticks: int, column: pa.DataType) -> str:
     text = str(np.datetime64(ticks, column.unit))
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return text if column.tz is None else f"{text}Z"
+
+
+def _is_whole(value: object) -> bool:
+    """Whether a value is an integer. NumPy takes a timedelta64 for one, of its own unit."""
+    return isinstance(value, Integral) and not isinstance(value, bool | np.timedelta64)
 
 
 def _nanoseconds(option: str, value: object, text: str) -> int:

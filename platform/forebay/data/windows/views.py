@@ -63,6 +63,11 @@ class Horizon:
         object.__setattr__(self, "columns", column_names("Horizon", self.columns))
         object.__setattr__(self, "known", column_names("Horizon(known)", self.known) if self.known else ())
         object.__setattr__(self, "dtype", check_dtype("Horizon", self.dtype))
+        if not self.ahead:
+            raise InvalidOption(
+                f"Horizon(steps={self.steps!r}) has no look-ahead. Give their number or look-aheads such as (1, 5), or "
+                "leave out future=."
+            )
 
     @property
     def ahead(self) -> tuple[int, ...]:

@@ -95,6 +95,10 @@ def test_skipped_rows_are_in_no_window_of_arranged_series(max_gap: int | None, t
         ({"time": "ts", "max_gap": "2h"}, "the time column is int64"),
         ({"context": "all"}, "choose"),
         ({"quantiles": (2,)}, "shares from 0 to 1"),
+        ({"quantiles": 0.5}, "shares from 0 to 1"),
+        ({"static": {"past": fb.Dense(["meter"])}}, "makes array 'past'"),
+        ({"static": {"past_lengths": fb.Dense(["meter"])}, "min_steps": 1}, "makes array 'past_lengths'"),
+        ({"static": {"past_observed": fb.Dense(["meter"])}, "observed": True}, "makes array 'past_observed'"),
         ({"past": fb.History(["load"], steps=2, dtype="float64"), "scale": "standard"}, "works on float32"),
     ],
 )
@@ -144,11 +148,22 @@ def test_a_cut_in_time_is_exact_in_every_unit(unit: str, zone: str | None, tmp_p
 
 def test_splits_that_cannot_work_are_refused(tmp_path: Path) -> None:
     series = fb.Sequences(written(tmp_path, frame_of([1, 2, 3, 4])), time="ts", past=PAST)
-    for cuts in ({}, {"steps": (2,), "fractions": (0.5,)}, {"time": (3, 2)}, {"entities": 1.0}):
+    for cuts in (
+        *({}, {"steps": (2,), "fractions": (0.5,)}, {"time": (3, 2)}, {"entities": 1.0}),
+        *({"steps": 2}, {"fractions": 0.5}, {"time": 2}, {"entities": (0.5,)}),
+    ):
         with pytest.raises(InvalidOption):
-            series.split(**cuts)  # type: ignore[arg-type]
+            series.split(**cuts)
     with pytest.raises(InvalidOption, match="part 2 of the split holds no window"):
         series.split(steps=(4,))
+    with pytest.raises(InvalidOption, match=r"entities=0\.001 holds out 0 of 1 entities"):
+        series.split(entities=0.001)
+
+
+@pytest.mark.parametrize("steps", [(), [], 0, (0,)])
+def test_a_horizon_has_look_aheads(steps: Any) -> None:
+    with pytest.raises(InvalidOption, match="Horizon"):
+        fb.Horizon(["load"], steps=steps)
 
 
 def test_a_new_entity_moves_no_other_one(tmp_path: Path) -> None:

@@ -57,3 +57,19 @@ def test_durations_of_numpy_and_pandas_are_exact() -> None:
     assert duration_ticks("max_gap", pd.Timedelta(1500, "ns"), pa.timestamp("ns")) == 1500
     with pytest.raises(InvalidOption, match="lies between two values"):
         duration_ticks("max_gap", pd.Timedelta(1500, "ns"), pa.timestamp("us"))
+
+
+@pytest.mark.parametrize("unit", ["ns", "us", "ms", "s", "m", "h", "D", "W"])
+def test_a_timedelta64_counts_its_own_unit(unit: str) -> None:
+    expected = int(pd.Timedelta(np.timedelta64(2, unit)) / pd.Timedelta(1, "ns"))
+    assert duration_ticks("max_gap", np.timedelta64(2, unit), pa.timestamp("ns")) == expected
+    assert duration_ticks("max_gap", np.timedelta64(10**9 * 3600, "ns"), pa.timestamp("s")) == 3600
+    assert duration_ticks("max_gap", np.timedelta64(12, f"5{unit}"), pa.timestamp("ns")) == 30 * expected
+
+
+@pytest.mark.parametrize("value", [np.timedelta64("NaT"), np.timedelta64(1, "M"), np.timedelta64(3), True])
+def test_a_timedelta64_without_a_length_is_refused(value: object) -> None:
+    with pytest.raises(InvalidOption, match="give a duration"):
+        duration_ticks("max_gap", value, pa.timestamp("s"))
+    with pytest.raises(InvalidOption, match="give an integer"):
+        ticks_of("time", value, pa.int64())

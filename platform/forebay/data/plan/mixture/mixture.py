@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import heapq
 import json
@@ -89,7 +88,7 @@ class Mixture(Order):
         self._first_blocks = np.cumsum([0, *(len(plan.block_rows) for plan in self.plans)]).tolist()
         stages = staged(self.names, weights)
         # A copy: pickle gives other processes the same mixture, also after the caller has changed its dictionary.
-        self._weights = copy.deepcopy(weights)
+        self._weights = _copied(weights)
         sizes = [plan.num_rows for plan in self.plans]
         self._schedule = _once(self.names, sizes, weights) if until == "once" else Schedule(sizes, stages)
         self.num_rows = self._epoch_rows() if rows is None else rows
@@ -333,6 +332,10 @@ def _joined(parts: Sequence[tuple[Ints, ...]]) -> tuple[Ints, ...]:
     """Concatenate the columns of all parts, for a kernel."""
     columns = parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
     return tuple(np.ascontiguousarray(column, dtype=np.int64) for column in columns)
+
+
+def _copied(weights: Weights | StagedWeights) -> Weights | StagedWeights:
+    return dict(weights) if isinstance(weights, Mapping) else [(start, dict(each)) for start, each in weights]
 
 
 def _once(names: Sequence[str], sizes: Sequence[int], weights: Weights | StagedWeights) -> Schedule:

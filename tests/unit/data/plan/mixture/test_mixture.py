@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -241,6 +242,13 @@ def test_a_mixture_does_not_change_with_what_it_was_given(plans: dict[str, Plan]
     stages.append((200, {"code": 1.0}))
     for mix in mixes:
         assert pickle.loads(pickle.dumps(mix)).id == mix.id
+
+
+def test_any_mapping_holds_weights(plans: dict[str, Plan]) -> None:
+    """One that cannot be pickled, too: the mixture keeps a copy."""
+    mix = Mixture(plans, MappingProxyType(WEIGHTS), rows=30)
+    staged = Mixture(plans, [(0, MappingProxyType(WEIGHTS))], rows=30)
+    assert pickle.loads(pickle.dumps(mix)).id == pickle.loads(pickle.dumps(staged)).id == mix.id
 
 
 def test_impossible_continuations_are_refused(plans: dict[str, Plan], memory_manifest: Make) -> None:
