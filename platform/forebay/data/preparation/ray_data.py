@@ -320,6 +320,9 @@ def _write(number: int, spec: _PartSpec, slices: Sequence[_Slice], *blocks: Any)
 def _of_one_schema(number: int, tables: Sequence[pa.Table], schema: pa.Schema | None) -> list[pa.Table]:
     try:
         schema = schema or pa.unify_schemas([table.schema for table in tables], promote_options="permissive")
+        for table in tables:
+            if other := sorted(set(schema.names).symmetric_difference(table.schema.names)):
+                raise pa.ArrowInvalid(f"column {other[0]!r} is in some blocks only")
         return [table.select(schema.names).cast(schema) for table in tables]
     except (pa.ArrowException, KeyError) as error:
         raise MixedSchemas(

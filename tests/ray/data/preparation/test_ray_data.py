@@ -20,7 +20,8 @@ from ray.data.preprocessors import OrdinalEncoder, StandardScaler
 
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.errors import InvalidOption, MissingColumn
+from forebay.data.preparation.ray_data import _of_one_schema
+from forebay.errors import InvalidOption, MissingColumn, MixedSchemas
 
 ROWS = 6000
 TEN = pa.table({"row": range(10)})
@@ -132,3 +133,12 @@ def test_what_the_driver_says(ray_session: None, lake: Path, tmp_path: Path, cap
     said = [record.getMessage() for record in caplog.records if record.name.startswith("forebay")]
     assert said[0].startswith(f"plain: {ROWS - 41} rows have the key of the row before them")
     assert "has no key: its rows stay in order of arrival" in said[1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("names", [("id", "price"), ()])
+def test_a_column_of_some_blocks_only_is_not_left_out(number: int, names: tuple[str, ...]) -> None:
+    first = pa.table({"id": [1]})
+    other = pa.table({name: [2] for name in names})
+    with pytest.raises(MixedSchemas, match=f"{'price' if names else 'id'}' is in some blocks only"):
+        _of_one_schema(number, [first, other], first.schema if number else None)

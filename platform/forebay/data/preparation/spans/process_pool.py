@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -44,7 +45,7 @@ def map_unordered(
     try:
         payload = pickled(function)
         for worker in workers:
-            worker.connection.send_bytes(payload)
+            worker.start(payload)
         waiting = iter(tasks)
         busy = [worker for worker in workers if worker.give(waiting)]
         while busy:
@@ -56,7 +57,10 @@ def map_unordered(
                 yield found
     finally:
         for worker in workers:
-            worker.end()
+            worker.connection.close()
+        give_up = time.monotonic() + _END_S
+        for worker in workers:
+            worker.end(give_up)
 
 
 class _WorkerProcess:
@@ -77,6 +81,11 @@ class _WorkerProcess:
             env={**os.environ, **ONE_CORE},
         )
         theirs.close()
+
+    def start(self, payload: bytes) -> None:
+        """Send the function."""
+        with suppress(BrokenPipeError, ConnectionResetError):  # `result` says why it ended
+            self.connection.send_bytes(payload)
 
     def give(self, tasks: Iterator[Any]) -> bool:
         """Send the next task.
@@ -107,15 +116,14 @@ class _WorkerProcess:
             raise error
         return value
 
-    def end(self) -> None:
+    def end(self, give_up: float) -> None:
         """End the process.
 
-        It ends by itself when its connection is closed, unless it is in the middle of a task.
+        Its connection is closed, so it ends by itself, unless it is in the middle of a task. `give_up` is a time of
+        `time.monotonic`.
         """
-        connection: Connection[Any, Any] = self.connection
-        connection.close()
         try:
-            self._process.wait(0 if self._process.poll() is not None else _END_S)
+            self._process.wait(max(give_up - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
