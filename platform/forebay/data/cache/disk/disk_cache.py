@@ -282,6 +282,8 @@ class DiskCache:
             found = path.lstat()
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise self._unusable(error) from error
         seen = _seen(found)
         try:
             block = map_block(path, key, verify=self._verified.get(key) != seen)

@@ -162,12 +162,16 @@ class Index:
                 self.file.unlink(missing_ok=True)
                 self.file.with_name(f"{_NAME}-journal").unlink(missing_ok=True)
 
-    def _unusable(self, problem: Exception) -> CacheUnusable:
-        return CacheUnusable(
-            f"index of the cache, {self.file}: {problem or 'locked by another process'} (tried for {_BUSY_S} s). "
-            "End the process that holds it, or remove the file: the index is rebuilt from the blocks.",
-            path=str(self.file),
-        )
+    def _unusable(self, problem: object) -> CacheUnusable:
+        if isinstance(problem, TimeoutError) or "locked" in str(problem):
+            problem = f"{problem} (tried for {_BUSY_S} s)"
+            remedy = "End the process that holds it, or remove the file: the index is rebuilt from the blocks."
+        else:
+            remedy = (
+                "Let this process open more files (ulimit -n) and write into this folder, name another directory, or "
+                "set cache=None to train without one."
+            )
+        return CacheUnusable(f"index of the cache, {self.file}: {problem}. {remedy}", path=str(self.file))
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:

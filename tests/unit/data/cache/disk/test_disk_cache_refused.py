@@ -43,6 +43,23 @@ def test_without_descriptors_a_lock_says_so(cache: DiskCache, key_of: Callable[[
     assert str(cache.path) in str(raised.value)
 
 
+def test_without_descriptors_the_index_says_so(cache: DiskCache) -> None:
+    with no_descriptors(), pytest.raises(CacheUnusable, match=r"open .*ulimit -n") as raised:
+        _ = cache.used_bytes
+    assert "tried for" not in str(raised.value)
+
+
+def test_a_folder_that_cannot_be_looked_into(
+    cache: DiskCache, key_of: Callable[[object], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: Path) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "lstat", refused)
+    with pytest.raises(CacheUnusable, match="Permission denied.*Name another directory"):
+        cache.get(key_of(1))
+
+
 def test_a_lock_in_a_removed_directory(cache: DiskCache, key_of: Callable[[object], str]) -> None:
     shutil.rmtree(cache.path)
     with pytest.raises(CacheUnusable, match="Name another directory"), cache.single_flight(key_of(1), 1.0):
