@@ -94,7 +94,7 @@ class RecordedRun:
             return INTERRUPTED
         if self.newest.how:
             return self.newest.how
-        age_s = self.read_at - self.newest.at - self.newest.last_s
+        age_s = self.read_at - (self.newest.saved_at or self.newest.at + self.newest.last_s)
         return "under way" if age_s < RECENT_S else "cut off"
 
     @property

@@ -31,7 +31,7 @@ def write_run(folder: Path, name: str = "ctr", *, is_killed: bool = False, **con
     path = str(folder / name)
     clock = SetClock()
     start = RunStart(at=1.79e9, attempt=1, origin=origin(**config))
-    recorder = TimelineRecorder(path, start, load_timeline(path), clock)
+    recorder = TimelineRecorder(path, start, load_timeline(path), clock, lambda: start.at + clock.now)
     history = RunHistory(Result(name=name, path=path, plan_id="3fa1" * 16, num_epochs=EPOCHS))
 
     def tell(event: Event, seconds: float = 0.0) -> None:

@@ -81,7 +81,7 @@ def test_a_page_reloads_until_the_run_has_ended_or_was_killed(
     timeline = load_timeline(path)
     assert timeline is not None
     start = timeline.starts[0]
-    save_timeline(replace(timeline, starts=(replace(start, at=time.time() - start.last_s - age_s),)), path)
+    save_timeline(replace(timeline, starts=(replace(start, saved_at=time.time() - age_s),)), path)
     page = live_page([path], reload_s=7.0)
     assert state in page.text and ("location.reload" in page.text, "7000" in page.text) == (reloads, reloads)
     both = live_page([path, write_run(tmp_path, "other")])

@@ -35,6 +35,7 @@ def part(start: RunStart, end_s: float) -> RunStart:
     return replace(
         start,
         at=time.time() - end_s,
+        saved_at=time.time(),
         events=tuple(event for event in start.events if event.at_s <= end_s),
         progress=tuple(point for point in start.progress if point.at_s <= end_s),
         last_s=end_s,

@@ -45,9 +45,11 @@ class TimelineRecorder:
         start: RunStart,
         earlier: Timeline | None,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._folder, self._earlier = RunFolder.at(run), earlier or Timeline()
         self._start, self._clock, self._began = start, clock, clock()
+        self._wall_clock = wall_clock
         self._events: list[TimedEvent] = []
         self._progress: list[ProgressPoint] = []
         self._cuts: list[BatchesCut] = []
@@ -111,6 +113,7 @@ class TimelineRecorder:
             events=events,
             progress=tuple(progress),
             last_s=last_s,
+            saved_at=round(self._wall_clock(), 3),
             omitted=self._omitted,
             cuts=tuple(self._cuts),
             use={node: tuple(points) for node, points in self._use.items()},

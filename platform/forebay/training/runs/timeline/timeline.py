@@ -100,9 +100,10 @@ class RunStart:
     """One start of a run.
 
     It began at `at` (Unix seconds). `how` is how it ended. It is empty while it runs, and stays so for a
-    process that was killed: then `last_s` is the age at which it was recorded last. `omitted` counts events that are
-    left out. `cuts` say which rows its steps trained on: one of 0 `batches` stands for cuts that are left out. `use` is
-    the use of up to 5 nodes, by host.
+    process that was killed: then `last_s` is the age at which it was recorded last, and `saved_at` the time (Unix
+    seconds). They differ after a machine was suspended. `omitted` counts events that are left out. `cuts` say which
+    rows its steps trained on: one of 0 `batches` stands for cuts that are left out. `use` is the use of up to 5 nodes,
+    by host.
     """
 
     at: float
@@ -111,6 +112,7 @@ class RunStart:
     events: tuple[TimedEvent, ...] = ()
     progress: tuple[ProgressPoint, ...] = ()
     last_s: float = 0.0
+    saved_at: float = 0.0
     how: str = ""
     omitted: int = 0
     cuts: tuple[BatchesCut, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.waiting import SetClock
 
 from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, Started, Warned
+from forebay.training.run_report.recorded_run import RECENT_S, RecordedRun
 from forebay.training.runs.timeline.recorder import MAX_EVENTS, MAX_PROGRESS, TimelineRecorder
 from forebay.training.runs.timeline.timeline import (
     FILE_NAME,
@@ -44,6 +46,25 @@ def recorded(path: Path, *timed: tuple[float, Event], earlier: Timeline | None =
     found = load_timeline(str(path))
     assert found is not None
     return found
+
+
+def test_a_suspended_machine_has_a_run_under_way_again(tmp_path: Path) -> None:
+    """Its clock of seconds stood still for an hour, or its time was corrected by as much."""
+    clock = SetClock()
+    recorder = TimelineRecorder(str(tmp_path), START, None, clock, lambda: START.at + 3600.0 + clock.now)
+    clock.now = 60.0
+    recorder.save()
+    timeline = load_timeline(str(tmp_path))
+    assert timeline is not None
+
+    def state(read_at: float) -> str:
+        return RecordedRun(name="a", path=str(tmp_path), timeline=timeline, read_at=read_at).state
+
+    assert state(START.at + 3600.0 + 70.0) == "under way"
+    assert state(START.at + 3600.0 + 60.0 + RECENT_S) == "cut off"
+    (start,) = timeline.starts
+    timeline = replace(timeline, starts=(replace(start, saved_at=0.0),))
+    assert state(START.at + 70.0) == "under way", "of an earlier release"
 
 
 def test_a_change_of_the_world_says_what_it_cost(tmp_path: Path) -> None:
