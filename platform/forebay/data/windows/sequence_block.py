@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.parquet.decoded_table import Columns, as_table
 from forebay.data.transform.block import ATTACHED, ArraySchema, Block, BlockArray
+from forebay.data.transform.features.hashing import Hashes, hash_integers
 from forebay.data.transform.fingerprint.values import Identity, canonical, digest
 from forebay.data.transform.transform import LAYOUT_VERSION, Transform
 from forebay.data.windows.statistics import RESTS as NUM_RESTS
@@ -162,6 +164,25 @@ def exact_values(block: Block, dtype: str) -> BlockArray:
     """
     values, rests = block.arrays[f"{VALUES}{dtype}"], block.arrays.get(f"{RESTS}{dtype}")
     return values if rests is None else values.astype(np.float64) + rests
+
+
+def static_hashes(block: Block) -> dict[str, Hashes]:
+    """Hash of each run's value of each static array, uint64 [runs].
+
+    Equal values have equal hashes: also NaN, and zero of either sign.
+    """
+    found: dict[str, Hashes] = {}
+    for name, array in block.arrays.items():
+        if not name.startswith(STATIC):
+            continue
+        values = array.reshape(len(array), math.prod(array.shape[1:]))
+        if values.dtype.kind == "f":
+            values = np.where(np.isnan(values), np.nan, values + 0).astype(np.float64).view(np.uint64)
+        hashes = np.zeros(len(array), np.uint64)
+        for column in values.T:
+            hashes = hash_integers(hashes ^ column.astype(np.uint64), 0)
+        found[name.removeprefix(STATIC)] = hashes
+    return found
 
 
 def _entity_arrays(entities: pa.Array) -> dict[str, BlockArray]:

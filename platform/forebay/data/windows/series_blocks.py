@@ -24,11 +24,12 @@ from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.preparation.progress import tell
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
+from forebay.data.transform.features.hashing import Hashes
 from forebay.data.windows.line import ARRANGE, BlockRuns, RunNames, StepLine
-from forebay.data.windows.sequence_block import SUMMARY, TIME, Runs, SequenceTransform
+from forebay.data.windows.sequence_block import SUMMARY, TIME, Runs, SequenceTransform, static_hashes
 from forebay.data.windows.statistics import Summary
 from forebay.data.windows.times import time_text
-from forebay.errors import InvalidOption
+from forebay.errors import BadSeries, InvalidOption
 from forebay.runtime.formatting import count_text, rate_text, share_text
 from forebay.runtime.formatting import time_text as clock_text
 from forebay.runtime.metrics import Counters
@@ -123,18 +124,20 @@ class Series:
 def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
     """Make or map all blocks, and join their runs.
 
-    Raises `BadSeries` for runs that overlap.
+    Raises `BadSeries` for runs that overlap, and for a static value that differs between them.
     """
     columns = blocks.transform.step_columns
     runs: list[Runs] = []
     gaps: list[NDArray[np.int64]] = []
     summaries: dict[str, list[Summary]] = {dtype: [] for dtype in columns.values}
+    static: list[dict[str, Hashes]] = []
     progress = PassProgress("series", blocks.manifest.num_rows)
     for _, block in blocks.each(range(len(blocks.manifest))):
         found = Runs.of(block)
         # Copies: a mapped block is released before the next ones are mapped.
         runs.append(Runs(ends=found.ends.copy(), times=found.times.copy(), entities=pa.concat_arrays([found.entities])))
         gaps.append(np.empty(0, np.int64) if max_gap is None else _gaps_within(block, found, max_gap))
+        static.append(static_hashes(block))
         for dtype, kept in summaries.items():
             kept.append(block.arrays[f"{SUMMARY}{dtype}"].copy())
         progress.add(block.rows)
@@ -147,6 +150,8 @@ def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
     )
     line = whole = StepLine.of(block_runs, len(entities), names)
     order = _line_order(line, block_runs)
+    for name in static[0]:
+        _refuse_changes(name, np.concatenate([each[name] for each in static]), block_runs, order, names)
     times = np.zeros((len(order), 2), np.int64) if block_runs.times is None else block_runs.times[order]
     if max_gap is not None:
         line = line.cut(_gap_offsets(line, times, gaps, max_gap))
@@ -169,6 +174,21 @@ def _block_runs(runs: list[Runs], *, has_time: bool) -> tuple[BlockRuns, pa.Arra
         times=np.concatenate([each.times for each in runs]) if has_time else None,
     )
     return found, encoded.dictionary.take(pa.array(order))
+
+
+def _refuse_changes(name: str, hashes: Hashes, runs: BlockRuns, order: NDArray[np.int64], names: RunNames) -> None:
+    """Raise `BadSeries` for a static value that differs between two runs of an entity."""
+    entity, values = runs.entity[order], hashes[order]
+    changes = np.flatnonzero((entity[1:] == entity[:-1]) & (values[1:] != values[:-1]))
+    if not changes.size:
+        return
+    left, right = (int(run) for run in order[changes[0] : changes[0] + 2])
+    raise BadSeries(
+        f"Static feature {name!r} changes within entity {names.entity(int(runs.entity[left]))}, between "
+        f"{names.run(left)} and {names.run(right)}. A static value holds for all steps of an entity: use it as a "
+        "column of fb.History instead.",
+        blocks=(int(runs.block[left]), int(runs.block[right])),
+    )
 
 
 def _line_order(line: StepLine, runs: BlockRuns) -> NDArray[np.int64]:

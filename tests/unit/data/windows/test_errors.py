@@ -48,6 +48,27 @@ def test_runs_that_overlap_are_refused(tmp_path: Path) -> None:
         _ = fb.Sequences(manifest, entity="meter", time="ts", past=PAST).windows
 
 
+@pytest.mark.parametrize("layout", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("values", "is_refused"),
+    [((1, 2), True), ((1.0, float("nan")), True), ((7, 7), False), ((float("nan"),) * 2, False), ((0.0, -0.0), False)],
+)
+def test_a_static_value_that_changes_between_files_names_both(
+    values: tuple[float, float], is_refused: bool, layout: tuple[int, int], tmp_path: Path
+) -> None:
+    frames = [frame_of([1, 2, 3]).assign(x=values[0]), frame_of([4, 5]).assign(x=values[1])]
+    other = frame_of([9], meter=2).assign(x=5.0)
+    manifest = written(tmp_path, *(frames[index] for index in layout), other.astype({"x": frames[0].x.dtype}))
+    static = {"kind": fb.Dense(["x"]), "meter": fb.Categorical(["meter"], buckets=50)}
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=PAST, static=static)
+    if not is_refused:
+        assert series.windows.num_windows == 4
+        return
+    first, second = (f"row group 0 of .*{layout.index(number)}.parquet" for number in (0, 1))
+    with pytest.raises(BadSeries, match=f"'kind' changes within entity 1, between {first} and {second}"):
+        _ = series.windows
+
+
 def test_nulls_name_the_file(tmp_path: Path) -> None:
     manifest = written(tmp_path, frame_of([1, 2], meter=["a", None]))
     with pytest.raises(BadSeries, match=r"^0.parquet:0:1: Row 1 has a null in the entity column"):
