@@ -189,7 +189,7 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0]
 
 
-def _raised(name: str, batch: pa.RecordBatch, error: Exception) -> TransformFailed:
+def _raised(name: str, batch: pa.RecordBatch, error: BaseException) -> TransformFailed:
     text = (
         f"Transform function {name} raised {type(error).__name__}: {message_of(error)}. It was called with "
         f"{batch.num_rows} rows: correct it, or leave out the rows for which it raises (manifest.keep)."
@@ -199,8 +199,11 @@ def _raised(name: str, batch: pa.RecordBatch, error: Exception) -> TransformFail
 
 def _block_of(fn: RowFunction, batch: pa.RecordBatch) -> Block:
     name = function_name(fn)
-    with replaced_errors(partial(_raised, name, batch)):
-        arrays = fn(batch)
+    try:
+        with replaced_errors(partial(_raised, name, batch)):
+            arrays = fn(batch)
+    except SystemExit as error:  # `sys.exit` would end the trainer without a word, and the loop of an actor
+        raise _raised(name, batch, error) from error
     if not isinstance(arrays, Mapping):
         raise TransformFailed(
             f"Transform function {name} returned a {type(arrays).__name__}. Return {{name: array, ...}}.", function=name

@@ -98,6 +98,15 @@ def test_a_function_that_raises_is_named_and_its_error_kept() -> None:
     assert pickle.loads(pickle.dumps(caught.value)).function == caught.value.function
 
 
+def test_a_function_that_ends_the_program_is_named() -> None:
+    def ends(batch: pa.RecordBatch) -> dict[str, Any]:
+        raise SystemExit("usage: tool [-h]")
+
+    with pytest.raises(TransformFailed, match=r"ends raised SystemExit: usage: tool \[-h\]\. It was called") as caught:
+        Transform(fn=ends).apply(TABLE)
+    assert isinstance(caught.value.__cause__, SystemExit)
+
+
 def test_a_function_that_drops_rows_is_named_with_both_counts() -> None:
     with pytest.raises(RowCountChanged, match=r"<lambda>: Array 'a' has 1 rows where the row group has 2") as caught:
         Transform(fn=lambda batch: {"a": np.zeros(1)}).apply(TABLE)
