@@ -25,10 +25,13 @@ from forebay.data.transform.fingerprint.function import function_identity, funct
 from forebay.data.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
 from forebay.errors import InvalidOption, SourceChanged, Unfingerprintable, whole_number
 from forebay.runtime.formatting import did_you_mean
+from forebay.runtime.uris import split_options
 from forebay.storage.filesystem import below, resolve
+from forebay.storage.globs import fixed_part, is_pattern
 
 _MOST_NAMED_INPUTS = 10_000
 _FOLDER_DIGITS = 16
+_WRITTEN = rf"[^/]+-[0-9a-f]{{{_FOLDER_DIGITS}}}/part-[0-9]+-[0-9a-f]+[.]parquet"
 _OPTIONS = ("into", "key", "row_group_rows", "fit", "fit_on", "inputs", "version", "processes")
 
 
@@ -127,13 +130,19 @@ def plan_request(
 
     Raises:
         Unfingerprintable: The function's source does not show everything it uses.
-        InvalidOption: An argument is unknown or has no identity, or no input is named.
+        InvalidOption: An argument is unknown or has no identity, no input is named, or what was prepared before would
+            be an input.
         NoFiles: An input does not exist.
     """
     name = function_name(function)
     _check_arguments(name, function, arguments)
     list_inputs = partial(_input_versions, _inputs(name, arguments, options))
     versions = list_inputs()
+    for folder, files in versions.items():
+        _refuse_own_output(options.into, folder, files)
+    for value in arguments.values():
+        if isinstance(value, Manifest) and value.root:
+            _refuse_own_output(options.into, value.root, map(value.uri_of, value.files))
     origin = PreparedOrigin(
         name=name.rpartition(".")[2],
         function=_function_digest(function, options.version),
@@ -238,6 +247,26 @@ def _input_versions(uris: Sequence[str]) -> dict[str, dict[str, str]]:
     """Version of each input file, by each of `uris`."""
     # Of any suffix: the function may read CSV, or a list of names beside the Parquet files.
     return {uri: {file.uri: file.version for file in find_files(uri, suffixes=ANY_SUFFIX).files} for uri in uris}
+
+
+def _refuse_own_output(into: str, folder: str, files: Iterable[str]) -> None:
+    """Raise `InvalidOption` if `folder` holds `into`, and `files` of it were prepared there."""
+    root, below_into = _name_of(folder), f"{_name_of(into)}/"
+    if not below_into.startswith(f"{fixed_part(root) if is_pattern(root) else root}/"):
+        return
+    written = re.compile(re.escape(below_into) + _WRITTEN)
+    if own := next(filter(written.match, files), None):
+        raise InvalidOption(
+            f"into={into!r} lies within the input {folder}, so {own} was prepared before, and would be prepared again "
+            "with the rows that it was made of. Give a folder outside of the input, or one that begins with _, which "
+            "is not read.",
+            into=into,
+            uri=own,
+        )
+
+
+def _name_of(uri: str) -> str:
+    return split_options(resolve(uri).uri)[0].rstrip("/")
 
 
 def _flat(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:

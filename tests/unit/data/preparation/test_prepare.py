@@ -211,6 +211,35 @@ def test_an_input_that_is_replaced_meanwhile_leaves_nothing(clicks: Path, tmp_pa
     assert [found for _, found in list_prepared(into)] == [None]
 
 
+@pytest.mark.parametrize("how", ["folder", "pattern", "manifest"])
+@pytest.mark.parametrize("inner", ["", "/prepared"])
+def test_what_was_prepared_is_no_input_of_itself(how: str, inner: str, clicks: Path) -> None:
+    def again() -> fb.Prepared:
+        into = f"{clicks}{inner}"
+        if how == "manifest":
+            return fb.prepare(tables_of, data=fb.scan(clicks), into=into, version="1")
+        pattern = "/**/*.parquet" if how == "pattern" else ""
+        return fb.prepare(lambda: pa.table({"a": [1]}), inputs=[f"{clicks}{pattern}"], into=into, version="1")
+
+    again()
+    with pytest.raises(InvalidOption, match=r"lies within the input .*part-000000.* was prepared before"):
+        again()
+
+
+def test_a_preparation_may_continue_another_one_in_its_folder(clicks: Path) -> None:
+    into = str(clicks / "_prepared")
+    first = fb.prepare(tables_of, data=fb.scan(clicks), into=into, version="1")
+    for _ in range(2):
+        second = fb.prepare(tables_of, data=first.manifest, into=into, version="2")
+        assert second.rows == first.rows == fb.scan(clicks).num_rows
+        assert fb.prepare(tables_of, data=fb.scan(clicks), into=into, version="1").folder == first.folder
+
+
+def tables_of(data: fb.Manifest) -> Iterator[pa.Table]:
+    reader = RowGroupReader(data)
+    return map(reader.read, range(len(data)))
+
+
 def test_what_cannot_be_prepared(clicks: Path, tmp_path: Path) -> None:
     into = tmp_path / "into"
     with pytest.raises(InvalidOption, match="has no known inputs.*inputs="):
