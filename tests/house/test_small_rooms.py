@@ -19,7 +19,6 @@ SMALL_FOLDERS = {
 SHORT_MODULES = {
     "cli/ray_token.py": "a rule of safety, beside the list of commands",
     "data/loader/device/host_tensors.py": "memory of host batches, beside their copies",
-    "data/transform/features/hashing.py": "part of the layout of cached blocks: it changes with a version alone",
     "fleet/placement/hold.py": "a pure policy",
     "llm/score/evaluation/exact_match.py": "one way to evaluate, beside others of its size",
     "llm/score/pool/local_pool.py": "one of two pools",

@@ -8,9 +8,8 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Literal, TypeAlias
@@ -29,7 +28,7 @@ from forebay.data.parquet.footer_store import FooterStore
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import ForebayError
-from forebay.runtime.foreign_code import begin, outcome_of
+from forebay.runtime.foreign_code import begin
 from forebay.runtime.metrics import Counters
 from forebay.storage.retry import ReadPolicy
 
@@ -189,11 +188,16 @@ class _Builds:
             return
         builder, counters = found
         before = counters.as_dict()
-        outcome = outcome_of(partial(builder.read_and_store, index))
-        if outcome.value is None:
-            line.send(_failed(outcome.error, counters.since(before)))
-            return
-        block, core_s, state = outcome.value
+        with ExitStack() as undo:
+            undo.callback(line.send, "raised")  # any other error ends this thread, with its traceback
+            try:
+                block, core_s, state = builder.read_and_store(index)
+            except ForebayError as error:
+                undo.pop_all()
+                trace = "".join(traceback.format_exception(error))
+                line.send(BuildFailed(error=error, trace=trace, sums=counters.since(before)))
+                return
+            undo.pop_all()
         if state is not None:
             line.send(StoredFile(sums=counters.since(before), core_s=core_s, state=state))
             return
@@ -210,10 +214,3 @@ class _Builds:
     def _make_builder(self, name: str, dataset: Dataset, counters: Counters) -> BlockBuilder:
         cache, options = self._options[name]
         return BlockBuilder(dataset, cache, counters=counters, options=options)
-
-
-def _failed(error: BaseException | None, sums: Mapping[str, float]) -> BuildFailed | Literal["raised"]:
-    """Reply about a build that raised `error`."""
-    if not isinstance(error, ForebayError):
-        return "raised"
-    return BuildFailed(error=error, trace="".join(traceback.format_exception(error)), sums=sums)

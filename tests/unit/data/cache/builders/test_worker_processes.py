@@ -223,7 +223,7 @@ def test_an_error_is_the_one_of_threads(manifest: Manifest, cache: DiskCache) ->
 def test_what_only_a_worker_raises_ends_no_worker(
     error: type[BaseException], manifest: Manifest, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is no sign of a crash: this process builds the block, and raises the same or goes on."""
+    """An error is not a crash: this process builds the block, and raises the same or goes on."""
     here = os.getpid()
 
     class Refusing(Dense):
