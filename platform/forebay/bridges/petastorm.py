@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forebay.bridges.equal_parts import validate_equal_parts
+from forebay.bridges.equal_parts import has_equal_parts
 from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.loader.batch import Batch
 from forebay.data.loader.loader import Loader
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
-from forebay.data.plan.plan import build_plan
+from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.sources.scan import scan
 from forebay.data.transform.features.groups import Dense, Feature, Label
 from forebay.data.transform.transform import Transform
@@ -74,13 +75,14 @@ class ColumnArrays:
 
         Raises `WrongType` unless all are numbers or bools.
         """
-        types = {field.name: np.dtype(parse_type(field.type).to_pandas_dtype()) for field in manifest.fields}
-        if others := sorted(name for name, dtype in types.items() if dtype.kind not in "biuf"):
+        kinds = {field.name: parse_type(field.type) for field in manifest.fields}
+        if others := sorted(name for name, kind in kinds.items() if not _is_number(kind)):
             raise WrongType(
                 f"the columns {others} hold no numbers. Name the others in schema_fields=, or give a "
                 "transform=fb.Transform(...) that makes numbers of them.",
                 columns=tuple(others),
             )
+        types = {name: np.dtype(kind.to_pandas_dtype()) for name, kind in kinds.items()}
         features: dict[str, Any] = {
             f"column{number}": _feature(name, dtype) for number, (name, dtype) in enumerate(types.items())
         }
@@ -91,6 +93,10 @@ class ColumnArrays:
         return {
             name: _flat(batch[f"column{number}"], dtype) for number, (name, dtype) in enumerate(self.dtypes.items())
         }
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def _feature(column: str, dtype: np.dtype[Any]) -> Feature:
@@ -135,23 +141,21 @@ class BatchReader(AbstractContextManager["BatchReader"]):
                 "Make a new one; load_state_dict(state) continues."
             )
         if self._batches is None:
-            self._batches = self._read()
+            self._batches = _rest(self.loader, self._end)
         try:
-            return next(self._batches)
+            batch = next(self._batches)
         except StopIteration:
             self.last_row_consumed = True
             raise
+        except BaseException:
+            # The iterator has ended, and the epochs have not: go on at the cursor.
+            self._batches = _rest(self.loader, self._end)
+            raise
+        columns = dict(batch) if self._plain is None else self._plain.columns(batch)
+        self._kind = self._kind or batch_type(list(columns))
+        return self._kind(*columns.values())
 
     next = __next__
-
-    def _read(self) -> Iterator[Any]:
-        first = self.loader.epoch
-        for epoch in count(first) if self._end is None else range(first, self._end):
-            assert self.loader.epoch == epoch, "a loop yields the rest of one epoch"
-            for batch in self.loader:
-                columns = dict(batch) if self._plain is None else self._plain.columns(batch)
-                self._kind = self._kind or batch_type(list(columns))
-                yield self._kind(*columns.values())
 
     def reset(self) -> None:
         """Read `num_epochs` more epochs, in their own orders.
@@ -216,6 +220,14 @@ class BatchReader(AbstractContextManager["BatchReader"]):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+# Without the reader: both would end only at a garbage collection, which may run in a thread of the loader.
+def _rest(loader: Loader, end: int | None) -> Iterator[Batch]:
+    """Batches up to the epoch `end`."""
+    for epoch in count(loader.epoch) if end is None else range(loader.epoch, end):
+        assert loader.epoch == epoch, "a loop yields the rest of one epoch"
+        yield from loader
 
 
 def batch_type(names: Sequence[str]) -> Any:
@@ -293,7 +305,7 @@ def make_batch_reader(  # noqa: PLR0913, PLR0917 - the signature of petastorm
     plan = build_plan(manifest, seed=0 if seed is None else seed, lanes=kept_lanes, shuffle=shuffle_row_groups)
     rows = whole_number("batch_size", batch_size, least=1) * world.size
     last: Any = "balance" if shard_count is None else "drop"
-    validate_equal_parts(plan, global_batch=rows, last=last, world_size=world.size)
+    _validate_parts(plan, batch_size, world.size)
     if last == "drop" and rows > plan.num_rows:
         raise InvalidOption(
             f"batch_size={batch_size} of {world.size} shards is more than the {plan.num_rows} rows, and only whole "
@@ -330,6 +342,19 @@ def _world(cur_shard: int | None, shard_count: int | None) -> World:
     return World(rank=whole_number("cur_shard", cur_shard, most=size - 1), size=size)
 
 
+def _validate_parts(plan: Plan, batch_size: int, shards: int) -> None:
+    if has_equal_parts(plan, global_batch=batch_size * shards, world_size=shards):
+        return
+    lanes = -(-plan.lanes // shards) * shards
+    rows = -(-batch_size * shards // lanes) * lanes // shards
+    raise InvalidOption(
+        f"batch_size={batch_size} gives {shards} shards of {plan.lanes} lanes parts of different sizes. Give "
+        f"batch_size={rows} and lanes={lanes}. Another number of lanes changes the order.",
+        batch_size=rows,
+        lanes=lanes,
+    )
+
+
 def _lanes(lanes: int | None, world: World, shuffle_groups: bool, shuffle_rows: bool, partitions: int) -> int | None:
     """Number of lanes of the plan.
 
@@ -363,10 +388,17 @@ def _columns(url: str | Sequence[str], fields: Sequence[Any] | None) -> tuple[st
     if all(re.escape(name) == name for name in names):
         return tuple(dict.fromkeys(names))
     known = scan(url).columns
-    found = {name: [each for each in known if each == name or re.fullmatch(name, each)] for name in names}
+    found = {name: [each for each in known if each == name or _matches(name, each)] for name in names}
     if missing := [name for name, columns in found.items() if not columns]:
         raise InvalidOption(f"schema_fields={missing} match no column. The files have {', '.join(known)}.")
     return tuple(dict.fromkeys(column for columns in found.values() for column in columns))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    try:
+        return re.fullmatch(pattern, name) is not None
+    except re.error:  # the name of another column, such as "price ($"
+        return False
 
 
 def _cache(kind: str | None, location: str | None, limit_bytes: int | None) -> DiskCache | None:

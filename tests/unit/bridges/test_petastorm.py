@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import re
+import weakref
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 
 import forebay as fb
 from forebay.bridges.petastorm import REFUSED, make_batch_reader
+from forebay.data.loader.batch_queue import BatchQueue
 from forebay.errors import ForebayError, InvalidOption, NullLabel, WrongType
 
 PAGE = Path(__file__).parents[3] / "docs" / "coming-from-petastorm.md"
@@ -61,7 +65,7 @@ def test_a_transform_spec_gets_frames(folder: str) -> None:
         ({"cache_type": "local-disk"}, InvalidOption, "its limit in bytes"),
         ({"cache_type": "s3"}, InvalidOption, "give 'null', or"),
         ({"reader_pool_type": "fibre"}, InvalidOption, "'dummy'"),
-        ({"cur_shard": 0, "shard_count": 3}, InvalidOption, "parts of different sizes"),
+        ({"cur_shard": 0, "shard_count": 3, "batch_size": 7}, InvalidOption, "Give batch_size=12 and lanes=18"),
         ({"shard_count": 2}, InvalidOption, "give both"),
         ({"cur_shard": 0}, InvalidOption, "give both"),
         *(
@@ -205,6 +209,58 @@ def test_fields_are_patterns_of_whole_names(folder: str) -> None:
             continue
         with make_batch_reader(folder, fields) as reader:
             assert next(reader)._fields == expected
+
+
+@pytest.mark.parametrize("name", varied(("price ($", "*"), ("a[b", "+", "\\")))
+def test_a_field_may_have_a_name_that_is_no_pattern(tmp_path: Path, name: str) -> None:
+    pq.write_table(pa.table({"other": [1], name: [2]}), tmp_path / "a.parquet")
+    with make_batch_reader(str(tmp_path), [name]) as reader:
+        assert next(reader)._fields == (name,)
+    with pytest.raises(InvalidOption, match="match no column"):
+        make_batch_reader(str(tmp_path), [f"{name}["])
+
+
+@pytest.mark.parametrize(
+    "values",
+    varied(
+        (pa.array(["a"]).dictionary_encode(), pa.array([0], pa.timestamp("us", "UTC"))),
+        (pa.array([0]).cast(pa.decimal128(20)), pa.array([0], pa.date32()), pa.array([[1]]), pa.array([None])),
+    ),
+)
+def test_columns_without_numbers_are_named(tmp_path: Path, values: pa.Array) -> None:
+    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet")
+    with pytest.raises(WrongType, match=r"\['x'\] hold no numbers"):
+        make_batch_reader(str(tmp_path))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_reader_goes_on_after_an_error(folder: str, monkeypatch: pytest.MonkeyPatch, error: type) -> None:
+    def fail(_: BatchQueue) -> None:
+        raise error
+
+    with make_batch_reader(folder, ["id"], batch_size=50, num_epochs=2) as reader:
+        ids = ids_of(islice(reader, 3))
+        with monkeypatch.context() as patched:
+            patched.setattr(BatchQueue, "get", fail)
+            with pytest.raises(error):
+                next(reader)
+        assert not reader.last_row_consumed
+        with pytest.raises(NotImplementedError):
+            reader.reset()
+        ids += ids_of(reader)
+    assert np.bincount(ids).tolist() == [2] * 400
+
+
+def test_a_dropped_reader_ends_its_threads_at_once(folder: str) -> None:
+    gc.disable()
+    try:
+        reader = make_batch_reader(folder, ["id"], batch_size=50)
+        next(reader)
+        known = weakref.ref(reader.loader)
+        del reader
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def _table(heading: str) -> dict[str, str]:
