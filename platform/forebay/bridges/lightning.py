@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from forebay.bridges.equal_parts import validate_equal_parts
-from forebay.bridges.torch import as_dataset
+from forebay.bridges.torch import LoaderDataset
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.source import SourceProvider
+from forebay.data.loader.batch import Batch
 from forebay.data.loader.data import Data
 from forebay.data.loader.loader import Loader
 from forebay.data.plan.cursor import Cursor
@@ -29,7 +32,9 @@ def data_module(data: Data, cache: DiskCache | SourceProvider | None = None) -> 
     ```
 
     `global_batch` are the rows of a step over all devices, of any number: rank and number come from the `Trainer`.
-    A checkpoint in mid-epoch continues with the next row. Needs `lightning` 2.5 or later.
+    A checkpoint in mid-epoch continues with the next row, and a new `Trainer` without one begins at the first row.
+    Each epoch of the `Trainer` is one of the plan, also where `limit_train_batches` cuts it. Needs `lightning` 2.5 or
+    later.
 
     Raises:
         InvalidOption: `data` is not an `fb.Data`. At the start of the fit: ranks would get parts of different sizes.
@@ -40,6 +45,36 @@ def data_module(data: Data, cache: DiskCache | SourceProvider | None = None) -> 
             f"data={data!r:.200}: give fb.Data(plan=..., transform=..., global_batch=..., last='drop')."
         )
     return _module_class()(data, cache)
+
+
+class TrainerEpochs(LoaderDataset):
+    """Batches of the epoch of a Lightning `Trainer`."""
+
+    def __init__(self, loader: Loader, trainer: Any) -> None:
+        super().__init__(loader)
+        self._trainer, self._taken = trainer, loader.cursor()
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch.
+
+        Its first batches in each epoch with `overfit_batches`.
+        """
+        loader = self.loader
+        if self._trainer.overfit_batches:
+            loader.seek(loader.data.start)
+        elif self._trainer.current_epoch > loader.epoch:  # `limit_train_batches` has cut the one before
+            loader.seek(replace(loader.cursor(), epoch=self._trainer.current_epoch, position=0))
+        for batch in super().__iter__():
+            self._taken = replace(self._taken, epoch=batch.epoch, position=batch.position)
+            yield batch
+
+    def cursor(self) -> Cursor:
+        """Cursor of the next batch to train on.
+
+        Lightning takes none ahead of a step. Where a step raised, its batch is the next one.
+        """
+        progress = self._trainer.fit_loop.epoch_loop.batch_progress.current
+        return self._taken if progress.ready > progress.processed else self.loader.cursor()
 
 
 def _module_class() -> Any:
@@ -56,7 +91,12 @@ def _module_class() -> Any:
             super().__init__()
             self._data, self._cache = data, cache
             self._cursor = data.start
-            self._loader: Loader | None = None
+            self._batches: TrainerEpochs | None = None
+
+        def setup(self, stage: str) -> None:
+            """Begin at the first row, unless this trainer has trained."""
+            if stage == "fit" and not self.trainer.fit_loop.epoch_loop.batch_progress.total.ready:
+                self._cursor = self._data.start
 
         def train_dataloader(self) -> DataLoader[Any]:
             """Batches of this rank, from the restored cursor on."""
@@ -64,16 +104,14 @@ def _module_class() -> Any:
             data = self._data
             validate_equal_parts(data.plan, global_batch=data.global_batch, last=data.last, world_size=world.size)
             self.teardown("fit")
-            self._loader = loader = Loader(data, self._cache, world=world)
+            loader = Loader(data, self._cache, world=world)
             loader.seek(self._cursor)
-            return DataLoader(as_dataset(loader), batch_size=None)
+            self._batches = TrainerEpochs(loader, self.trainer)
+            return DataLoader(self._batches, batch_size=None)
 
         def state_dict(self) -> dict[str, Any]:
-            """Return the cursor after the last batch Lightning took.
-
-            It takes none ahead of a step.
-            """
-            cursor = self._cursor if self._loader is None else self._loader.cursor()
+            """Return the cursor of the next batch to train on."""
+            cursor = self._cursor if self._batches is None else self._batches.cursor()
             return {"cursor": cursor.to_dict()}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -81,14 +119,20 @@ def _module_class() -> Any:
 
             Raises `CursorMismatch` for another plan.
             """
-            self._cursor = Cursor.from_dict(state_dict["cursor"])
-            self._data.validate_cursor(self._cursor, step=self.trainer.global_step if self.trainer else 0)
+            cursor = Cursor.from_dict(state_dict["cursor"])
+            self._data.validate_cursor(cursor, step=self.trainer.global_step if self.trainer else 0)
+            self.teardown("fit")  # of a search for a learning rate
+            self._cursor = cursor
 
         def teardown(self, stage: str) -> None:  # noqa: ARG002 - of the hook
             """End the loader's threads, and remember its cursor."""
-            if self._loader is not None:
-                self._cursor = self._loader.cursor()
-                self._loader.close()
-                self._loader = None
+            if self._batches is not None:
+                self._cursor = self._batches.cursor()
+                self._batches.loader.close()
+                self._batches = None
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            # For a spawned process: this class has no place in the module.
+            return data_module, (self._data, self._cache), self.__dict__ | {"_batches": None}
 
     return LoaderDataModule
