@@ -88,7 +88,8 @@ class Counters:
     """Thread-safe sums of the counters in `METRICS`."""
 
     def __init__(self, start: Mapping[str, float] | None = None) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: the garbage collector may end a loader with the same counters in any line.
+        self._lock = threading.RLock()
         _live.add(self)
         self._sums: dict[str, float] = {}
         self.merge(start or {})
@@ -131,7 +132,7 @@ class Counters:
 
         A thread that does not exist there may hold the inherited one.
         """
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __getitem__(self, name: str) -> float:
         with self._lock:

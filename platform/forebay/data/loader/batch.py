@@ -140,7 +140,9 @@ class Batch(dict[str, Any]):
     def __copy__(self) -> Batch:
         batch = type(self).__new__(type(self))
         batch.update(self)
-        batch.__dict__.update(self.__getstate__())
+        # Rows and windows stay unmade: a DataLoader copies every batch.
+        batch.__dict__.update(self.__dict__)
+        batch.__dict__.update(_on_host=dict(self._on_host), _copies=dict(self._copies))
         return batch
 
     def on_host(self, name: str) -> NDArray[Any]:

@@ -202,12 +202,13 @@ class Loader:
         return self.plan.num_batches(self.global_batch, self._position, last=self.last)
 
     def __iter__(self) -> Iterator[Batch]:
-        batches, process = self._start(), os.getpid()
+        getpid = os.getpid  # an iterator may outlive the names of its module, at the end of a program
+        batches, process = self._start(), getpid()
         taken: list[Batch] = []
         try:
             while True:
-                if process != os.getpid():  # Threads do not survive a fork: continue from the cursor with new ones.
-                    batches, process = self._start(), os.getpid()
+                if process != getpid():  # Threads do not survive a fork: continue from the cursor with new ones.
+                    batches, process = self._start(), getpid()
                 batch = batches.next()
                 if batch is None:
                     return
@@ -218,7 +219,7 @@ class Loader:
                 del batch
                 yield taken.pop()
         finally:
-            if process == os.getpid():
+            if process == getpid():
                 self._leave(batches)
 
     def cursor(self) -> Cursor:

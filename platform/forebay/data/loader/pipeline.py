@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import weakref
+from _thread import start_new_thread
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -186,21 +187,35 @@ class Pipeline:
     def close(self, timeout_s: float) -> None:
         """Stop within `timeout_s`, even if a read is stuck.
 
-        A second call returns at once. So does one in a child.
+        A second call returns at once. So do one in a child, and one of this pipeline's thread, which ends soon after.
+        """
+        if self._pid != os.getpid():  # where a thread of the parent may hold the lock for ever
+            return
+        if threading.get_ident() == self._thread.ident:
+            # The garbage collector freed the iterator there, and the thread may hold any lock.
+            start_new_thread(self._end_epochs, ())
+            return
+        deadline = time.monotonic() + timeout_s
+        if self._end_epochs():
+            self._close_source(timeout_s)
+            self._thread.join(max(deadline - time.monotonic(), 0))
+
+    def _end_epochs(self) -> bool:
+        """End all iterations, and so the thread.
+
+        Returns whether this is the first call.
         """
         with self._lock:
-            if self._closed or self._pid != os.getpid():
-                return
+            if self._closed:
+                return False
             self._closed = True
             epochs = [*self._epochs]
             if not self._making.may_come:
                 self._counters.release()
-        deadline = time.monotonic() + timeout_s
         for each in epochs:
             each.queue.close()
             each.begun.set()
-        self._close_source(timeout_s)
-        self._thread.join(max(deadline - time.monotonic(), 0))
+        return True
 
     def _run(self) -> None:
         error = outcome_of(self._make_all).error

@@ -22,6 +22,7 @@ import torch
 
 import forebay as fb
 from forebay.data.cache.source import LocalSource
+from forebay.data.loader.batch_queue import BatchQueue
 from forebay.data.loader.loader import _close_all
 from forebay.data.loader.pipeline import live_pipelines
 from forebay.data.parquet import reading
@@ -35,6 +36,7 @@ from forebay.errors import (
     TooManyRanks,
     TransformFailed,
 )
+from forebay.runtime.metrics import Counters
 
 Ids = Callable[[object], list[list[int]]]
 
@@ -124,6 +126,57 @@ def test_leaving_early_leaves_nothing(small: Any, cache: fb.DiskCache, way: str)
     gc.collect()
     until_no_thread_is_left()
     assert [path for path in cache.path.rglob("*") if path.is_file() and "part" in path.name] == []
+
+
+def test_an_iterator_that_its_own_thread_frees_ends(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a put, where the garbage collector may run: the thread holds the lock of the queue."""
+    dropped, wake = threading.Event(), BatchQueue._wake
+    with small.loader(prefetch_bytes=1) as loader:
+        cycle: list[Any] = [iter(loader)]
+        cycle.append(cycle)
+        next(cycle[0])
+        assert loader._pipeline is not None and loader._batches is not None
+        gatherer, queue = loader._pipeline._thread.ident, loader._batches.queue
+
+        def collect(queue: BatchQueue) -> None:
+            if threading.get_ident() == gatherer and dropped.wait(60):
+                gc.collect()
+            wake(queue)
+
+        while not (len(queue) and queue._num_waiting):  # the thread, for room
+            time.sleep(0.001)
+        gc.disable()
+        try:
+            monkeypatch.setattr(BatchQueue, "_wake", collect)
+            next(cycle[0])
+            del cycle
+            dropped.set()
+            until_no_thread_is_left()
+        finally:
+            gc.enable()
+
+
+def test_a_child_forked_while_a_thread_holds_the_lock_ends(small: Any) -> None:
+    with small.loader() as loader:
+        next(iter(loader))
+        next(batches := iter(loader))
+        assert loader._pipeline is not None
+        with loader._pipeline._lock:
+            child = multiprocessing.get_context("fork").Process(target=loader.close)
+            child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        next(batches)
+
+
+def test_counters_are_closed_within_a_sum(small: Any) -> None:
+    counters = Counters()
+    with small.loader(counters=counters) as loader:
+        next(iter(loader))
+        batches = iter(loader)
+        next(batches)
+        with counters._lock:  # as where the garbage collector frees an iterator
+            loader.close(timeout_s=0.1)
 
 
 def test_a_new_iteration_ends_the_one_before(small: Any) -> None:
@@ -435,6 +488,19 @@ for batch in loader:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 7), done.stderr
+
+
+def test_an_iterator_that_outlives_its_module_says_nothing(small: Any) -> None:
+    script = f"""
+import logging
+import forebay as fb
+logging.main = __import__("__main__")  # as dill does: the names of this script outlive those of the loader's module
+loader = fb.Loader(fb.build_plan(fb.scan({str(small.folder)!r})), fb.Transform(id=fb.Label("id")), global_batch=16)
+batches = iter(loader)
+next(batches)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stderr, done.returncode) == ("", 0)
 
 
 def test_a_thread_that_cannot_start_leaves_nothing_to_join(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
