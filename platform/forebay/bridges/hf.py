@@ -69,7 +69,20 @@ class TrainerMixin(TrainerMethods):  # type: ignore[misc]
         None: where the loader was when this trainer was made.
         """
         self.trained = cursor or self._start
-        self._train_dataset.loader.seek(self.trained)
+        loader = self._train_dataset.loader
+        loader.seek(self.trained)
+        _validate_steps(self.args, loader.batches_left, "left in the epoch")
+
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """Number of rows, which the Trainer counts in its speed."""
+        loader = self._train_dataset.loader
+        if dataloader.dataset is not self._train_dataset:
+            return int(super().num_examples(dataloader))
+        return loader.plan.num_rows - loader.data.dropped_rows
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Rows of a step, instead of those of `per_device_train_batch_size`."""
+        return self._train_dataset.loader.global_batch * int(args.gradient_accumulation_steps)
 
 
 def _validate_arguments(args: Any, loader: Loader) -> None:
@@ -84,10 +97,14 @@ def _validate_arguments(args: Any, loader: Loader) -> None:
             "ignore_data_skip=False: a resumed Trainer would skip batches that the cursor has already passed. Give "
             "TrainingArguments(ignore_data_skip=True)."
         )
-    if len(loader) % args.gradient_accumulation_steps:
+    _validate_steps(args, len(loader), "of an epoch")
+
+
+def _validate_steps(args: Any, batches: int, which: str) -> None:
+    if batches % args.gradient_accumulation_steps:
         raise InvalidOption(
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps} does not divide the {len(loader)} batches "
-            "of an epoch: the steps of a resumed epoch would differ. Give one that divides it, or another global_batch."
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} does not divide the {batches} batches "
+            f"{which}: the steps of a resumed epoch would differ. Give one that divides it, or another global_batch."
         )
 
 

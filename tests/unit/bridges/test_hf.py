@@ -112,6 +112,23 @@ def test_what_would_change_the_steps_is_refused(
         trainer(tmp_path, loader, **options)
 
 
+@pytest.mark.parametrize("options", [{}, pytest.param({"max_steps": 6}, marks=pytest.mark.variation("by steps"))])
+def test_the_speed_counts_rows(open_loader: Callable[..., fb.Loader], tmp_path: Path, options: dict[str, int]) -> None:
+    with open_loader() as loader:
+        found = (
+            trainer(tmp_path, loader, gradient_accumulation_steps=2, save_strategy="no", **options)[0].train().metrics
+        )
+    assert found["train_samples_per_second"] / found["train_steps_per_second"] == pytest.approx(64, rel=0.02)
+
+
+def test_steps_of_a_begun_epoch_are_whole(open_loader: Callable[..., fb.Loader], tmp_path: Path) -> None:
+    with open_loader() as loader:
+        next(iter(loader))
+        begun = trainer(tmp_path, loader, gradient_accumulation_steps=2)[0]
+        with pytest.raises(InvalidOption, match="11 batches left in the epoch"):
+            begun.train()
+
+
 def test_accelerate_saves_and_restores_the_cursor(
     open_loader: Callable[..., fb.Loader], calm_ids: list[list[int]], tmp_path: Path
 ) -> None:
