@@ -43,6 +43,7 @@ def linear(fails_at: int | None = None) -> Any:
             self.layer = torch.nn.Linear(2, 1)
             self.lr = 0.1
             self.seen: list[list[int]] = []
+            self.validated: list[list[int]] = []
 
         def training_step(self, batch: fb.Batch, index: int) -> torch.Tensor:
             if len(self.seen) == fails_at:
@@ -51,6 +52,12 @@ def linear(fails_at: int | None = None) -> Any:
             noise = batch.get("noise", 0)
             loss: torch.Tensor = (self.layer(batch["x"] / 400 + noise)[:, 0] - batch["labels"]).square().mean()
             return loss
+
+        def on_validation_epoch_start(self) -> None:
+            self.validated.append([])
+
+        def validation_step(self, batch: fb.Batch, index: int) -> None:
+            self.validated[-1] += batch["id"].tolist()
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=self.lr)
@@ -101,6 +108,20 @@ def test_a_checkpoint_continues_in_mid_epoch(
             loader.load_state_dict(saved)
             parts.append([batch["id"].tolist() for batch in loader])
     assert [sorted([*left, *right]) for left, right in zip(*parts, strict=True)] == calm_ids[STOP_AFTER:12]
+
+
+def test_every_validation_has_all_rows(data: fb.Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the one after the sanity check, which takes two batches of them."""
+    pytest.importorskip("lightning")
+    monkeypatch.chdir(tmp_path)
+    model = linear()
+    held_out = replace(data, plan=fb.build_plan(data.plan.manifests[0], lanes=1, shuffle=False), last="balance")
+    module = pickle.loads(pickle.dumps(fb.bridges.lightning.data_module(data, held_out=held_out)))
+    for limit, number in (({}, 400), ({"limit_val_batches": 4}, 124)):
+        open_trainer(max_epochs=2, enable_checkpointing=False, **limit).fit(model, datamodule=module)
+        assert model.validated == [[*range(62)], *[[*range(number)]] * 2]
+        model.validated.clear()
+    assert sorted(module.state_dict()) == ["cursor"]
 
 
 @pytest.fixture
