@@ -140,17 +140,15 @@ class BatchReader(AbstractContextManager["BatchReader"]):
                 "the reader was stopped (its `with` block has ended, or stop() was called), so it has no more batches. "
                 "Make a new one; load_state_dict(state) continues."
             )
-        if self._batches is None:
-            self._batches = _rest(self.loader, self._end)
+        batches = self._batches or _rest(self.loader, self._end)
+        # An error or an interrupt ends an iterator, and the next one goes on at the cursor.
+        self._batches = _rest(self.loader, self._end)
         try:
-            batch = next(self._batches)
+            batch = next(batches)
         except StopIteration:
             self.last_row_consumed = True
             raise
-        except BaseException:
-            # The iterator has ended, and the epochs have not: go on at the cursor.
-            self._batches = _rest(self.loader, self._end)
-            raise
+        self._batches = batches
         columns = dict(batch) if self._plain is None else self._plain.columns(batch)
         self._kind = self._kind or batch_type(list(columns))
         return self._kind(*columns.values())

@@ -29,10 +29,6 @@ def add_noise(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     return {**batch, "noise": rng.normal(size=2)}
 
 
-class Failed(Exception):
-    """Raised by a step."""
-
-
 def linear(fails_at: int | None = None) -> Any:
     """Model that notes the rows of its steps, and fails at one."""
     from lightning import LightningModule
@@ -47,7 +43,7 @@ def linear(fails_at: int | None = None) -> Any:
 
         def training_step(self, batch: fb.Batch, index: int) -> torch.Tensor:
             if len(self.seen) == fails_at:
-                raise Failed
+                raise RuntimeError("the step failed")
             self.seen.append(sorted(batch["id"].tolist()))
             noise = batch.get("noise", 0)
             loss: torch.Tensor = (self.layer(batch["x"] / 400 + noise)[:, 0] - batch["labels"]).square().mean()
@@ -178,7 +174,7 @@ def test_the_batch_of_a_failed_step_is_trained_after_a_resume(
 
     failing, model = linear(fails_at=5), linear()
     saver = OnExceptionCheckpoint(tmp_path, filename="failed")
-    with pytest.raises(Failed):
+    with pytest.raises(RuntimeError, match="the step failed"):
         open_trainer(max_epochs=1, callbacks=[saver]).fit(failing, datamodule=module)
     trainer = open_trainer(max_epochs=1, enable_checkpointing=False)
     trainer.fit(model, datamodule=module, ckpt_path=str(tmp_path / "failed.ckpt"))
