@@ -33,6 +33,11 @@ from forebay.storage.deadline import Cancellation, call_with_deadline
 
 T = TypeVar("T")
 
+
+class NotAFile(OSError):
+    """In the place of a file is something else."""
+
+
 _MOST_WAIT_S = 300.0
 """Longest wait that a store may ask for. The Hugging Face Hub counts requests in windows of five minutes."""
 # Errors that the next attempt would meet again. ArrowInvalid is an error in the content, not in the transport.
@@ -218,6 +223,8 @@ def _told_apart(fn: Callable[[], T]) -> T:
     with redacting():
         try:
             return fn()
+        except NotAFile as error:
+            raise ReadFailed(f"{error}. Put a file in its place, or leave it out.", last_error=str(error)) from error
         except OSError as error:
             refusal = as_refusal(error)
             if refusal is None:

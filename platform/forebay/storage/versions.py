@@ -20,6 +20,7 @@ from forebay.runtime.uris import has_local_name
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.fsspec_bridge import ETAGS, Bridge
 from forebay.storage.range_reader import RangeReader
+from forebay.storage.retry import NotAFile
 
 _STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 """Schemes of stores that date every version by their own clock."""
@@ -70,10 +71,12 @@ class FoundFile:
 def stat(uri: str | os.PathLike[str]) -> FoundFile:
     """Present size and time of a file.
 
-    Raises `FileNotFoundError`, or the file system's own error.
+    Raises `FileNotFoundError`, `NotAFile`, or the file system's own error.
     """
     location = resolve_source(uri)
     info = location.fs.get_file_info(location.path)
+    if info.type == fs.FileType.Unknown:
+        raise NotAFile(f"{location.uri} is a pipe or a device, and a file is expected")
     if info.type != fs.FileType.File:
         raise FileNotFoundError(
             f"{location.uri} is {'a folder' if info.type == fs.FileType.Directory else 'not there'}"

@@ -12,8 +12,9 @@ import fsspec
 import pytest
 
 from forebay.errors import ExitCode, StorageFull, WriteFailed
-from forebay.storage.atomic import NotAFile, find_small, read_small, write_atomically, write_failed
+from forebay.storage.atomic import find_small, read_small, write_atomically, write_failed
 from forebay.storage.filesystem import resolve
+from forebay.storage.retry import NotAFile
 
 
 def test_writes_replaces_and_makes_the_folder(tmp_path: Path) -> None:

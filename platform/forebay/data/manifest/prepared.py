@@ -22,12 +22,12 @@ from pyarrow import fs
 
 from forebay.data.manifest.manifest import CONTENT_HASH, Field, File, Manifest
 from forebay.errors import InvalidOption
-from forebay.storage.atomic import NotAFile
 from forebay.storage.boundary import is_name_below
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
 from forebay.storage.json_file import from_json, numbers, read_json_file, to_json, write_json_file
+from forebay.storage.retry import NotAFile
 
 SEAL = "prepared.json"
 SEAL_VERSION = 1

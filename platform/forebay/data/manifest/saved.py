@@ -19,7 +19,7 @@ from forebay.data.manifest.manifest import MANIFEST_VERSION, Field, File, Manife
 from forebay.data.manifest.row_mask import KeptRows, RowMask
 from forebay.errors import InvalidOption
 from forebay.runtime.uris import has_local_name
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import read_small, write_atomically
 from forebay.storage.boundary import Uri, allowed_locations, check_stored_uri, is_name_below
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import Location, resolve
@@ -65,8 +65,7 @@ def load_manifest(path: str | os.PathLike[str], allow_locations: Uri | Sequence[
     """
     location, allowed = resolve(path), allowed_locations(allow_locations)
     try:
-        with location.fs.open_input_stream(location.path) as file:
-            content = file.read()
+        content = read_small(location)
     except OSError as error:
         raise InvalidOption(
             f"The manifest {location.uri} cannot be read ({error}). Make one with: forebay scan URI", path=location.uri

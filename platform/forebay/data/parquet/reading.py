@@ -39,6 +39,7 @@ from forebay.data.parquet.footer import (
 from forebay.data.parquet.schemas import fields_of, missing_column, read_schema
 from forebay.errors import CorruptFile, LimitReached, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.runtime.metrics import Counters
+from forebay.storage.atomic import open_input as open_location
 from forebay.storage.deadline import Cancellation, finished_before_exit
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
@@ -50,8 +51,7 @@ def open_input(uri: str) -> pa.NativeFile:
 
     Readers open every Parquet file with this function.
     """
-    location = resolve_source(uri)
-    return location.fs.open_input_file(location.path)
+    return open_location(resolve_source(uri))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,7 @@ from pyiceberg.typedef import EMPTY_DICT, Properties
 from forebay.errors import InvalidOption
 from forebay.runtime.uris import has_local_name, split_options
 from forebay.storage.arrow_stores import ARROW_SCHEMES
+from forebay.storage.atomic import open_input
 from forebay.storage.boundary import Boundary
 from forebay.storage.filesystem import resolve_source
 
@@ -78,8 +79,7 @@ class StoredInput(InputFile):  # type: ignore[misc]
         raise NotImplementedError
 
     def open(self, seekable: bool = True) -> InputStream:  # noqa: ARG002 - pyiceberg's signature
-        location = resolve_source(self._uri)
-        return location.fs.open_input_file(location.path)
+        return open_input(resolve_source(self._uri))
 
 
 class BoundedIO(FileIO):  # type: ignore[misc]

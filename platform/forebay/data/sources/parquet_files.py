@@ -27,7 +27,7 @@ from forebay.storage.credentials import redact
 from forebay.storage.filesystem import Location, below, resolve_source, uri_below
 from forebay.storage.globs import children, everything, expand, fixed_part, is_pattern, visible, walk
 from forebay.storage.hugging_face.location import RevisionPins
-from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
+from forebay.storage.retry import DEFAULT_POLICY, REMEDY, NotAFile, ReadPolicy, read
 from forebay.storage.versions import FoundFile, found
 
 SUFFIXES = (".parquet", ".parq", ".pq")
@@ -140,6 +140,8 @@ def _list(location: Location, tables: TableSearch, suffixes: tuple[str, ...]) ->
     if info.type == fs.FileType.Directory:
         tables.search_above(location, location.path)
         return _below(location, [location.path], tables, suffixes)
+    if info.type == fs.FileType.Unknown:
+        raise NotAFile(f"{location.uri} is a pipe or a device, and a file is expected")
     if not is_pattern(location.path):
         return Listing(root=location.uri, files=())
     tables.search_above(location, fixed_part(location.path))

@@ -13,9 +13,9 @@ from forebay.errors import InvalidOption
 from forebay.fleet.client.submission import JobFiles, ListedJob, folders_below
 from forebay.fleet.client.submitted_job import OVER, JobStatus, SubmittedJob
 from forebay.fleet.spec.job_spec import ordered
-from forebay.storage.atomic import NotAFile
 from forebay.storage.credentials import redact
 from forebay.storage.filesystem import resolve
+from forebay.storage.retry import NotAFile
 from forebay.training.runs.result import REPORT_FILE
 from forebay.training.runs.run_folder import RunFolder
 from forebay.training.runs.timeline.cost import UNKNOWN, RunCost

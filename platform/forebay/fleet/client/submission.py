@@ -21,12 +21,13 @@ from forebay.fleet.spec.job_spec import JobSpec, ordered
 from forebay.fleet.spec.job_toml import spec_of
 from forebay.fleet.submitter import FileOwner
 from forebay.runtime.declared_types import require_facts, require_types
-from forebay.storage.atomic import FULL, NotAFile, find_small, open_regular, write_atomically
+from forebay.storage.atomic import FULL, find_small, open_regular, write_atomically
 from forebay.storage.boundary import may_open
 from forebay.storage.exclusive import create_exclusively
 from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
+from forebay.storage.retry import NotAFile
 from forebay.training.checkpoint.files.claim import Claim
 
 FOLDER = "submissions"
