@@ -31,7 +31,7 @@ from forebay.storage.versions import FoundFile
 class SourceFile:
     """One file of a dataset.
 
-    With the columns that it does not hold, and the rows that its table has deleted, int64 [n].
+    With the columns that it does not hold, and spans of rows that its table has deleted, int64 [n, 2].
     """
 
     file: FoundFile

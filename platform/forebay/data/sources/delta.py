@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.data.parquet.schemas import fields_of
-from forebay.data.sources.delta_log import check_log
-from forebay.data.sources.lake_table import LakeFile, LakeTable, stat_files
+from forebay.data.sources.deletion_vectors import FRAME_BYTES, MOST_BYTES, framed_spans, num_rows, row_spans, z85
+from forebay.data.sources.delta_log import Vector, read_log
+from forebay.data.sources.lake_table import LakeFile, LakeTable, refuse_twice, stat_files
 from forebay.data.sources.partitions import Values
 from forebay.errors import InvalidOption, NoFiles
 from forebay.runtime.extras import extra_package
+from forebay.runtime.threads import each_in_threads
+from forebay.storage.atomic import open_input
 from forebay.storage.boundary import Boundary
 from forebay.storage.filesystem import Location, resolve_source
-from forebay.storage.retry import ReadPolicy
+from forebay.storage.retry import ReadPolicy, read
 
 _PARTITION = "partition."
-_WIDENING = {"typeWidening", "typeWidening-preview"}
-_WITHOUT_MEANING = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
-"""Reader features of Delta that change no row."""
+_UUID_LETTERS = 20
+_Z85_BYTES = 4
+_MOST_THREADS = 16
 _STORES = ("s3", "gs", "abfs", "abfss")
 
 
@@ -44,33 +48,27 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tupl
     location = resolve_source(uri)
     _refuse_other_stores(location)
     boundary = Boundary(table=f"The Delta Lake table {location.uri}", root=location, allowed=allowed)
-    check_log(location, version, boundary, policy)
+    vectors = read_log(location, version, boundary, policy)
     table, errors = _open(location, version)
     name = f"version {table.version()} of the Delta Lake table {location.uri}"
     _refuse_mapped_columns(table, name)
     try:
         actions = pa.table(table.get_add_actions(flatten=True)).to_pydict()
-        uris = [boundary.uri_of(path, is_encoded=True) for path in actions["path"]]
-        masks = _masks(table)
     except errors as error:
-        raise InvalidOption(
-            f"{name} cannot be read ({_first_line(error)}). Its deletion vectors may be of an unknown kind, or it has "
-            "deletion vectors and widened types: rewrite its files (REORG TABLE ... APPLY (PURGE), or OPTIMIZE), drop "
-            "the feature deletionVectors if its types were widened, and scan the new version."
-        ) from error
-    paths = [unquote(path) for path in actions["path"]]
+        raise InvalidOption(f"{name} cannot be read ({_first_line(error)}). Choose another version.") from error
+    paths = actions["path"]
+    uris = [boundary.uri_of(path, is_encoded=True) for path in paths]
+    refuse_twice(uris, name)
     if not paths:
         raise NoFiles(f"{name} has no row. Choose another version.", uri=uri)
     fields = fields_of(pa.schema(table.schema().to_arrow()))
     keys = table.metadata().partition_columns
     values = {key: _texts(actions.get(_PARTITION + key, [None] * len(paths))) for key in keys}
-    deleted = _deleted(masks, paths, name)
+    deleted = _deleted(vectors, paths, name, boundary, policy)
     files = stat_files(uris, name, policy)
     constants: list[Values] = [tuple((key, values[key][number]) for key in keys) for number in range(len(paths))]
     return LakeTable(
-        files=tuple(
-            LakeFile(file, each, deleted.get(path)) for file, each, path in zip(files, constants, paths, strict=True)
-        ),
+        files=tuple(LakeFile(file, each, spans) for file, each, spans in zip(files, constants, deleted, strict=True)),
         fields=fields,
         partitions=tuple(field for field in fields if field.name in keys),
         snapshot=f"delta {table.version()}",
@@ -128,35 +126,54 @@ def _texts(values: list[Any]) -> list[str | None]:
     return [None if value is None else str(pa.scalar(value).cast(pa.string())) for value in values]
 
 
-def _masks(table: Any) -> Mapping[str, list[Any]]:
-    """Deletion vectors as deltalake gives them.
-
-    deltalake 1.6 plans no scan of a table with widened types, though its log is read. A table without the feature of
-    deletion vectors has none.
-    """
-    features = set(table.protocol().reader_features or ())
-    if features & _WIDENING and features <= _WIDENING | _WITHOUT_MEANING:
-        return {"filepath": [], "selection_vector": []}
-    found: Mapping[str, list[Any]] = pa.table(table.deletion_vectors()).to_pydict()
-    return found
-
-
-def _deleted(masks: Mapping[str, list[Any]], paths: list[str], name: str) -> dict[str, NDArray[np.int64]]:
-    """Deleted rows by file, int64 [n].
-
-    Only of files that have some.
-    """
-    by_name = {_last(path): path for path in paths}
-    if masks["filepath"] and len(by_name) < len(paths):
-        raise InvalidOption(f"{name} has deletion vectors, and two files of one name in different folders. Rewrite it.")
-    return {
-        by_name[_last(uri)]: np.flatnonzero(~np.array(keeps, dtype=np.bool_))
-        for uri, keeps in zip(masks["filepath"], masks["selection_vector"], strict=True)
-    }
+def _deleted(
+    vectors: Mapping[str, Vector | None], paths: Sequence[str], name: str, boundary: Boundary, policy: ReadPolicy
+) -> list[NDArray[np.int64] | None]:
+    """Spans of deleted rows of each file, int64 [n, 2]. None for a file without a vector."""
+    if not vectors:
+        return [None] * len(paths)
+    if unknown := [path for path in paths if path not in vectors]:
+        raise InvalidOption(
+            f"The log of {name} does not show whether rows of the file {unknown[0]!r:.300} are deleted: it was cleaned "
+            "up during the scan. Scan again."
+        )
+    spans = partial(_spans_of, name=name, boundary=boundary, policy=policy)
+    found = dict(each_in_threads(spans, [vectors[path] for path in paths], most=_MOST_THREADS, name="forebay-vectors"))
+    return [found[number] for number in range(len(paths))]
 
 
-def _last(path: str) -> str:
-    return unquote(path.rpartition("/")[2])
+def _spans_of(vector: Vector | None, name: str, boundary: Boundary, policy: ReadPolicy) -> NDArray[np.int64] | None:
+    if vector is None:
+        return None
+    what = f"the deletion vector {vector.path!r:.300} of {name}"
+    try:
+        spans = read(what, partial(_read_spans, vector, boundary), policy)
+        if num_rows(spans) != vector.num_rows:
+            raise ValueError(f"it deletes {num_rows(spans)} rows, and the log states {vector.num_rows}")
+    except (ValueError, FileNotFoundError) as error:
+        raise InvalidOption(
+            f"{what[0].upper()}{what[1:]} cannot be read ({error}). Rewrite the files of the table (REORG TABLE ... "
+            "APPLY (PURGE), or OPTIMIZE), and scan the new version."
+        ) from error
+    return spans
+
+
+def _read_spans(vector: Vector, boundary: Boundary) -> NDArray[np.int64]:
+    if not (0 <= vector.size <= MOST_BYTES and vector.offset >= 0):
+        raise ValueError(f"the log states {vector.size} bytes from byte {vector.offset} on, and {MOST_BYTES} are read")
+    if vector.storage_type == "i":
+        content = z85(vector.path)
+        if not 0 <= len(content) - vector.size < _Z85_BYTES:
+            raise ValueError(f"it has {len(content)} bytes, and the log states {vector.size}")
+        return row_spans(content[: vector.size])
+    if vector.storage_type not in ("u", "p"):
+        raise ValueError(f"its kind {vector.storage_type!r:.20} is not known")
+    path = vector.path
+    if vector.storage_type == "u":
+        folder, name = path[:-_UUID_LETTERS], uuid.UUID(bytes=z85(path[-_UUID_LETTERS:]))
+        path = f"{folder}/deletion_vector_{name}.bin".lstrip("/")
+    with open_input(resolve_source(boundary.uri_of(path, is_encoded=True))) as file:
+        return framed_spans(file.read_at(vector.size + FRAME_BYTES, vector.offset))
 
 
 def _first_line(error: Exception) -> str:

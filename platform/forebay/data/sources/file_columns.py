@@ -59,7 +59,7 @@ class Scanned:
     """Facts of one footer.
 
     `groups` is int64 [6, n]: number, rows, bytes, source bytes and first row of each row group, and 0 if the filter is
-    true for none of its rows according to its statistics. `deleted` are rows of the file.
+    true for none of its rows according to its statistics. `deleted` are spans of rows of the file.
     """
 
     file: FoundFile
@@ -86,14 +86,19 @@ class Scanned:
         if self.deleted is None or not len(self.deleted):
             yield from [None] * self.groups.shape[1]
             return
-        if self.deleted.min() < 0 or self.deleted.max() >= self.num_rows:
+        starts, stops = self.deleted.T
+        if starts.min() < 0 or starts.max() >= self.num_rows or stops.max() > self.num_rows:
+            last = max(starts.max(), stops.max() - 1)
             raise CorruptFile(
-                f"{self.file.uri} has {self.num_rows} rows, but its table deletes row {self.deleted.max()}. Rewrite "
-                "the table's files, and scan the new version.",
+                f"{self.file.uri} has {self.num_rows} rows, but its table deletes row {last}. Rewrite the files of "
+                "the table, and scan the new version.",
                 uri=self.file.uri,
             )
         mask = np.ones(self.num_rows, dtype=np.bool_)
-        mask[self.deleted] = False
+        are_longer = stops - starts > 1
+        mask[starts[~are_longer]] = False
+        for start, stop in self.deleted[are_longer].tolist():
+            mask[start:stop] = False
         for rows, first in self.groups[[1, 4]].T.tolist():
             yield mask[first : first + rows]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -16,14 +15,15 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from forebay.data.parquet.schemas import fields_of
+from forebay.data.sources.deletion_vectors import FRAME_BYTES, MOST_BYTES, framed_spans
 from forebay.data.sources.field_ids import FieldIds
-from forebay.data.sources.lake_table import LakeFile, LakeTable, stat_files
+from forebay.data.sources.lake_table import LakeFile, LakeTable, refuse_twice, stat_files
 from forebay.data.sources.partitions import Values
 from forebay.errors import ForebayError, InvalidOption, NoFiles
 from forebay.runtime.extras import extra_package
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.arrow_stores import ARROW_SCHEMES
-from forebay.storage.atomic import is_there, read_small
+from forebay.storage.atomic import is_there, open_input, read_small
 from forebay.storage.boundary import SAME_STORE, Boundary, check_stored_uri
 from forebay.storage.filesystem import Location, below, resolve_source
 from forebay.storage.globs import children
@@ -38,6 +38,8 @@ _HINTED = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NUMBER = re.compile(r"v?(\d+)")
 # The deadline covers one call, but a plan reads every manifest of a snapshot.
 _PATIENCE = 10
+_VECTOR, _REFERENCED = "deletion-vector-v1", "referenced-data-file"
+_MOST_PUFFIN_BYTES = 1 << 30
 _REWRITE = (
     "Rewrite the table's files (in Spark: CALL system.rewrite_data_files(table => '...', options => "
     "map('delete-file-threshold', '1'))), and scan the new snapshot."
@@ -93,12 +95,7 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tu
     uris = [boundary.uri_of(_parquet(task, name), is_encoded=False) for task in tasks]
     for path in {delete.file_path for task in tasks for delete in task.delete_files}:
         boundary.uri_of(path, is_encoded=False)
-    if twice := [uri for uri, count in Counter(uris).items() if count > 1]:
-        raise InvalidOption(
-            f"{name} names {len(twice)} files more than once, such as {twice[0]}. A scan takes each file once, and the "
-            "table has its rows several times. Remove the repeated entries, or choose another snapshot.",
-            uri=twice[0],
-        )
+    refuse_twice(uris, name)
     files = stat_files(uris, name, policy)
     deleted = _deleted(tasks, name, boundary, policy)
     names = {field.field_id: field.name for field in scan.projection().fields}
@@ -297,7 +294,7 @@ def _text(value: object, kind: pa.DataType) -> str:
 
 
 def _deleted(tasks: Iterable[Any], name: str, boundary: Boundary, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
-    """Deleted rows by data file, int64 [n].
+    """Spans of deleted rows by data file, int64 [n, 2].
 
     Only of files that have some.
     """
@@ -308,14 +305,14 @@ def _deleted(tasks: Iterable[Any], name: str, boundary: Boundary, policy: ReadPo
         for delete in task.delete_files:
             if delete.file_path not in positions:
                 positions[delete.file_path] = _positions(delete, name, boundary, policy)
-            of_file.append(positions[delete.file_path].get(task.file.file_path, np.empty(0, np.int64)))
+            of_file.append(positions[delete.file_path].get(task.file.file_path, np.empty((0, 2), np.int64)))
         if of_file:
-            found[task.file.file_path] = np.unique(np.concatenate(of_file))
+            found[task.file.file_path] = np.concatenate(of_file)
     return found
 
 
 def _positions(delete: Any, name: str, boundary: Boundary, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
-    """Deleted rows by data file, from one delete file."""
+    """Spans of deleted rows by data file, from one delete file."""
     kind, uri = delete.file_format.value, boundary.uri_of(delete.file_path, is_encoded=False)
     readers = {"PARQUET": _of_parquet, "PUFFIN": _of_puffin}
     if kind not in readers:
@@ -326,21 +323,25 @@ def _positions(delete: Any, name: str, boundary: Boundary, policy: ReadPolicy) -
 
 
 def _of_parquet(uri: str) -> dict[str, NDArray[np.int64]]:
-    location = resolve_source(uri)
-    with location.fs.open_input_file(location.path) as file:
+    with open_input(resolve_source(uri)) as file:
         table = pq.read_table(file, columns=["file_path", "pos"]).combine_chunks()
     paths = table["file_path"].chunk(0).dictionary_encode() if len(table) else pa.DictionaryArray.from_arrays([], [])
     numbers = paths.indices.to_numpy()
     positions = table["pos"].to_numpy().astype(np.int64)[np.argsort(numbers, kind="stable")]
     ends = np.cumsum(np.bincount(numbers, minlength=len(paths.dictionary)))[:-1]
-    return dict(zip(paths.dictionary.to_pylist(), np.split(positions, ends), strict=True))
+    spans = np.split(np.stack([positions, positions + 1], axis=1), ends)
+    return dict(zip(paths.dictionary.to_pylist(), spans, strict=True))
 
 
 def _of_puffin(uri: str) -> dict[str, NDArray[np.int64]]:
-    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file  # noqa: PLC0415
     from pyiceberg.table.puffin import PuffinFile  # noqa: PLC0415
 
-    location = resolve_source(uri)
-    with location.fs.open_input_file(location.path) as file:
-        vectors = deletion_vectors_from_puffin_file(PuffinFile(file.read()))
-    return {vector.referenced_data_file: vector.to_vector().to_numpy().astype(np.int64) for vector in vectors}
+    content = read_small(resolve_source(uri), _MOST_PUFFIN_BYTES)
+    found = {}
+    for blob in PuffinFile(content).footer.blobs:
+        if blob.type != _VECTOR:
+            continue
+        if blob.compression_codec is not None or blob.offset < 0 or not 0 <= blob.length <= MOST_BYTES + FRAME_BYTES:
+            raise ValueError(f"a vector of {blob.length} bytes from byte {blob.offset} on is compressed or too large")
+        found[blob.properties[_REFERENCED]] = framed_spans(content[blob.offset : blob.offset + blob.length])
+    return found

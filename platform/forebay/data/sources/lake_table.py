@@ -5,6 +5,7 @@ Its files, columns and deleted rows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,7 @@ _MOST_THREADS = 16
 class LakeFile:
     """Data file of a table.
 
-    With its columns by partition, and the deleted rows, int64 [n].
+    With its columns by partition, and spans of deleted rows, int64 [n, 2].
     """
 
     file: FoundFile
@@ -50,6 +51,16 @@ class LakeTable:
     snapshot: str
     root: str
     ids: FieldIds | None = None
+
+
+def refuse_twice(uris: Sequence[str], table: str) -> None:
+    """Raise `InvalidOption` for a table that names a file more than once."""
+    if twice := [uri for uri, count in Counter(uris).items() if count > 1]:
+        raise InvalidOption(
+            f"{table} names {len(twice)} files more than once, such as {twice[0]}. A scan takes each file once, and "
+            "the table has its rows several times. Remove the repeated entries, or choose another version.",
+            uri=twice[0],
+        )
 
 
 def stat_files(uris: Sequence[str], table: str, policy: ReadPolicy) -> list[FoundFile]:

@@ -12,22 +12,21 @@ _Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?
 
 def commit_deletion_vector(table: Path, number: int, rows: Sequence[int], version: int, kind: str = "i") -> None:
     """Commit a deletion vector for an even number of rows of a file."""
+    content = _serialized(rows)
+    commit_vector(table, number, version, storageType=kind, pathOrInlineDv=z85(content), sizeInBytes=len(content))
+
+
+def commit_vector(table: Path, number: int, version: int, **vector: object) -> None:
+    """Commit a deletion vector of two rows, as the log names it."""
     log = table / "_delta_log"
     commits = [line for commit in sorted(log.glob("*.json")) for line in commit.read_text().splitlines()]
     add = [json.loads(line)["add"] for line in commits if '"add"' in line][number]
-    content = _serialized(rows)
-    vector = {
-        "storageType": kind,
-        "pathOrInlineDv": _z85(content),
-        "sizeInBytes": len(content),
-        "cardinality": len(rows),
-    }
     features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
-    remove = {name: add[name] for name in ("path", "partitionValues", "size")}
+    remove = {name: add[name] for name in ("path", "partitionValues", "size", "deletionVector") if name in add}
     entries = [
         {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7} | features},
         {"remove": {"deletionTimestamp": 1, "dataChange": True} | remove},
-        {"add": add | {"deletionVector": vector}},
+        {"add": add | {"deletionVector": {"cardinality": 2} | vector}},
     ]
     (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, entries)))
 
@@ -40,7 +39,7 @@ def _serialized(rows: Sequence[int]) -> bytes:
     return struct.pack("<IQI", 1681511377, 1, 0) + bitmap
 
 
-def _z85(content: bytes) -> str:
+def z85(content: bytes) -> str:
     text = ""
     for start in range(0, len(content), 4):
         value, digits = int.from_bytes(content[start : start + 4], "big"), ""
