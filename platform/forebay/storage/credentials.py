@@ -44,16 +44,22 @@ PUBLIC_OPTIONS: dict[str, frozenset[str]] = {
 _SAME_OPTIONS = {"gcs": "gs", "abfss": "abfs", "viewfs": "hdfs"}
 _SECRET_NAME = re.compile(
     r"sig|secret|token|passw|passphrase|pwd|credential|(access|account|api|private).?key|^key$|^auth|bearer|jwt|sas"
-    r"|delegation|connection.?string",
+    r"|delegation|connection.?string|^code$|^policy$|^pat$|^pw$|^pass$|^otp$|hmac|oauth|ticket|session|assertion",
     re.IGNORECASE,
 )
 _SECRET_WORDS = frozenset(
     ("secret", "token", "password", "passwd", "passphrase", "pwd", "credential", "credentials", "jwt", "bearer", "sas")
 )
 _KEY_OWNERS = frozenset(("access", "account", "api", "auth", "encryption", "private", "secret", "signing", "storage"))
+_HIDDEN_USERS = ("s3", "http", "https")
+"""Schemes of access keys and tokens before the host. Elsewhere a container, an account or a Unix user stands there."""
 # Shorter ones would also remove parts of ordinary words from messages.
 _LEAST_LETTERS = 6
 _HIDDEN = "***"
+_KEPT_KINDS = (
+    *(FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, FileExistsError, TimeoutError),
+    *(OSError, ValueError),
+)
 
 
 class Credentials(NamedTuple):
@@ -177,8 +183,7 @@ def redacted(error: Exception) -> Exception:
     """
     if not any(redact(str(one)) != str(one) for one in _chain(error)):
         return error
-    kinds = (FileNotFoundError, PermissionError, FileExistsError, TimeoutError, OSError, ValueError)
-    kind: type[Exception] = next((kind for kind in kinds if isinstance(error, kind)), RuntimeError)
+    kind: type[Exception] = next((kind for kind in _KEPT_KINDS if isinstance(error, kind)), RuntimeError)
     return kind(redact(str(error)))
 
 
@@ -202,14 +207,13 @@ def _split(uri: str) -> tuple[str, Credentials | None]:
     _refuse_slash(scheme, netloc, path)
     before, at, host = netloc.rpartition("@")
     user, colon, password = before.partition(":")
-    # An S3 access key is secret. A container, an account or a Unix user is not.
-    hidden_user = user if scheme == "s3" else ""
+    hides_user = scheme.lower() in _HIDDEN_USERS
     options = [option for option in marked[1:].split("&") if option]
     secret = [option for option in options if is_secret(scheme, option.partition("=")[0])]
-    if not (secret or colon or hidden_user):
+    if not (secret or colon or (hides_user and user)):
         return uri, None
     public = [option for option in options if option not in secret]
-    shown = "" if scheme == "s3" or not at else user + at
+    shown = "" if hides_user or not at else user + at
     pairs = tuple((name, value) for name, _, value in (option.partition("=") for option in secret))
     name = with_options(f"{scheme}://{shown}{host}{slash}{path}", "?" + "&".join(public) if public else "")
     return name, Credentials(user, password, pairs)
@@ -249,7 +253,7 @@ def _grant(public: str, credentials: Credentials) -> None:
 def _keep(storage: _Storage, path: str, credentials: Credentials) -> None:
     others = tuple(one for one in _granted.get(storage, ()) if one[0] != path)
     _granted[storage] = (*others, (path, credentials))
-    secrets = [credentials.user if storage.scheme == "s3" else "", credentials.password]
+    secrets = [credentials.user if storage.scheme in _HIDDEN_USERS else "", credentials.password]
     secrets += [value for _, value in credentials.options]
     spelled = {spell(secret) for secret in secrets for spell in (str, unquote, _quoted, _quoted_plus)}
     _secrets.update(secret for secret in spelled if len(secret) >= _LEAST_LETTERS)

@@ -151,8 +151,8 @@ def _fsspec_location(public: str, scheme: str) -> Location:
         raise InvalidOption(
             f"{public}: {scheme}:// needs another package: {redact(str(error))}", scheme=scheme
         ) from None
-    except ValueError as error:
-        raise InvalidOption(f"{public} is not a URI that fsspec accepts: {redact(str(error))}", uri=public) from None
+    except (ValueError, LookupError, TypeError) as error:
+        raise InvalidOption(f"{public} is not a URI that fsspec accepts: {redact(repr(error))}", uri=public) from None
     except OSError as error:
         raise ReadFailed(
             f"The file system of {public} cannot be opened: {redact(str(error))}. Check its address and credentials.",
@@ -165,10 +165,12 @@ def _with_credentials(public: str, credentials: Credentials) -> str:
     scheme, _, rest = public.partition("://")
     head, _, query = rest.partition("?")
     netloc, slash, path = head.partition("/")
-    user, at, host = netloc.rpartition("@")
+    user, _, host = netloc.rpartition("@")
     password = f":{credentials.password}" if credentials.password else ""
+    login = (user or credentials.user) + password
+    at = "@" if login else ""
     options = "&".join(filter(None, [query, *(f"{name}={value}" for name, value in credentials.options)]))
-    return f"{scheme}://{user}{password}{at}{host}{slash}{path}" + (f"?{options}" if options else "")
+    return f"{scheme}://{login}{at}{host}{slash}{path}" + (f"?{options}" if options else "")
 
 
 def _path_of_file_uri(uri: str) -> str:

@@ -22,6 +22,9 @@ from forebay.storage.credentials import redacted
 # Keys under which implementations report the time of the last change. The first is fsspec's own.
 _TIMES = ("mtime", "modificationTime", "LastModified", "last_modified", "updated", "modified")
 
+_MISSING = (404, 410)
+"""Answers of an HTTP server that has no such file."""
+
 ETAGS = ("generation", "ETag", "etag")
 """Keys of a version in a store's answer. The first is Google's, whose etag also changes with the metadata."""
 
@@ -40,8 +43,16 @@ class Bridge(fs.FSSpecHandler):  # type: ignore[misc]
         # Some implementations cache listings without end: a file that changed since would look the same.
         self.fs.invalidate_cache()
         with _as_os_error():
-            found: list[fs.FileInfo] = super().get_file_info(paths)
-            return found
+            return [self._file_info(path) for path in paths]
+
+    def _file_info(self, path: str) -> fs.FileInfo:
+        try:
+            info = self.fs.info(path)
+        except FileNotFoundError as error:
+            if (outage := _outage(error)) is not None:
+                raise outage from error
+            return fs.FileInfo(path, fs.FileType.NotFound)
+        return self._create_file_info(path, info)
 
     def etag(self, path: str) -> str:
         """The store's name for the version of a file.
@@ -87,7 +98,7 @@ class Bridge(fs.FSSpecHandler):  # type: ignore[misc]
 
     def _open_input(self, path: str) -> pa.PythonFile:
         with _as_os_error():
-            if not self.fs.isfile(path):
+            if self._file_info(path).type != fs.FileType.File:
                 raise FileNotFoundError(path)
             return pa.PythonFile(_File(self.fs.open(path, mode="rb")), mode="r")
 
@@ -109,6 +120,18 @@ def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(*arguments)
 
     return guarded
+
+
+def _outage(error: FileNotFoundError) -> Exception | None:
+    """Failure behind the error for a missing file, or None.
+
+    fsspec's HTTP says that a file is missing whatever its server answered, and when there is no server.
+    """
+    cause = error.__cause__
+    if not isinstance(cause, Exception) or getattr(cause, "status", None) in _MISSING:
+        return None
+    is_network = isinstance(cause, ConnectionError | TimeoutError) or type(cause).__module__.startswith("aiohttp")
+    return cause if is_network else None
 
 
 def _as_os_error() -> AbstractContextManager[None]:

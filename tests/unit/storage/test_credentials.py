@@ -43,6 +43,11 @@ def forgotten() -> Iterator[None]:
         ("hdfs://user:secret@name:8020/x", "hdfs://user@name:8020/x"),
         ("webhdfs://h:1/x?token=secret&use_https=true", "webhdfs://h:1/x?use_https=true"),
         ("https://h/a.parquet?part=3&X-Amz-Signature=secret", "https://h/a.parquet?part=3"),
+        ("https://token-of-mine@h/a.parquet", "https://h/a.parquet"),
+        ("https://token-of-mine:x-oauth-basic@h/a.parquet?part=3", "https://h/a.parquet?part=3"),
+        ("https://h/a.parquet?part=3&code=secret", "https://h/a.parquet?part=3"),
+        ("https://h/a.parquet?Policy=secret&Signature=secret&part=3", "https://h/a.parquet?part=3"),
+        ("ftp://user@h/a.parquet", "ftp://user@h/a.parquet"),
         ("memory://a b?.parquet", "memory://a b?.parquet"),
     ],
 )

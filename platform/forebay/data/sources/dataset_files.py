@@ -22,6 +22,7 @@ from forebay.data.sources.partitions import Values, partition_fields, partition_
 from forebay.errors import InvalidOption, NotPlainParquet, validate_type
 from forebay.runtime.uris import split_options
 from forebay.storage.boundary import allowed_locations
+from forebay.storage.credentials import redact
 from forebay.storage.filesystem import name_in_storage, resolve_source
 from forebay.storage.retry import ReadPolicy
 from forebay.storage.versions import FoundFile
@@ -100,8 +101,9 @@ def find_sources(
     for option, given in (("version", version), ("allow_locations", [place.uri for place in allowed] or None)):
         if given is not None:
             raise InvalidOption(
-                f"{option}={given!r:.200}: {uri!r:.200} is no Delta Lake or Iceberg table. Name the folder that holds "
-                f"_delta_log, or the table as iceberg://CATALOG/NAMESPACE.TABLE, or leave {option} out.",
+                f"{option}={given!r:.200}: {redact(f'{uri!r:.200}')} is no Delta Lake or Iceberg table. Name the "
+                "folder that holds _delta_log, or the table as iceberg://CATALOG/NAMESPACE.TABLE, or leave "
+                f"{option} out.",
                 **{option: given},
             )
     if partitions:

@@ -75,6 +75,7 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tu
     """
     if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
         raise InvalidOption(f"version={version!r}: give the id of a snapshot of the table, a whole number.")
+    uri = uri if uri.startswith(_SCHEME) else resolve_source(uri).uri  # without credentials, which errors would show
     patient = replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
     table, boundary = _call(f"The Iceberg table {uri}", "be opened", partial(_open, uri, allowed), patient)
     snapshot = table.current_snapshot() if version is None else table.snapshot_by_id(version)

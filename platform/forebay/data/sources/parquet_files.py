@@ -23,7 +23,7 @@ from forebay.data.sources.table_formats import TableSearch
 from forebay.errors import ForebayError, InvalidOption, NoFiles, ReadFailed, validate_type
 from forebay.runtime.formatting import did_you_mean_file
 from forebay.runtime.uris import has_local_name, split_options, with_options
-from forebay.storage.credentials import redact
+from forebay.storage.credentials import has_credentials, redact
 from forebay.storage.filesystem import Location, below, resolve_source, uri_below
 from forebay.storage.globs import children, everything, expand, fixed_part, is_pattern, visible, walk
 from forebay.storage.hugging_face.location import RevisionPins
@@ -85,7 +85,9 @@ def find_files(
     if not uris:
         raise NoFiles("The list of URIs is empty. Name at least one file, folder or pattern.")
     tables, pins = TableSearch(), RevisionPins(policy)
-    listings = [_find_one(resolve_source(pins.pin(one)), tables, policy, suffixes) for one in uris]
+    locations = [resolve_source(pins.pin(one)) for one in uris]
+    _refuse_one_name(uris, locations)
+    listings = [_find_one(location, tables, policy, suffixes) for location in locations]
     files = {file.uri: file for listing in listings for file in listing.files}
     root, left_out = _common_root([listing.root for listing in listings]), LeftOut()
     for listing in listings:
@@ -93,6 +95,19 @@ def find_files(
     _remove_twins(files, root, left_out)
     (log.warning if left_out.twins else log.info)("%s: %s", root or uris[0], "; ".join(left_out.notes()) or "all taken")
     return Listing(root=root, files=tuple(files[name] for name in sorted(files)), left_out=left_out)
+
+
+def _refuse_one_name(uris: Sequence[Uri], locations: Sequence[Location]) -> None:
+    """Refuse URIs that differ in credentials alone: one name would stand for several files."""
+    given: dict[str, str] = {}
+    for uri, location in zip(uris, locations, strict=True):
+        text = os.fspath(uri)
+        if given.setdefault(location.uri, text) != text and has_credentials(text):
+            raise InvalidOption(
+                f"Two URIs differ in their credentials alone, and are both {location.uri}: a manifest could not tell "
+                "them apart. Name the file once.",
+                uri=location.uri,
+            )
 
 
 def _find_one(location: Location, tables: TableSearch, policy: ReadPolicy, suffixes: tuple[str, ...]) -> Listing:
