@@ -67,10 +67,7 @@ def masked(
     """
     if where is None and all(mask is None for mask in rows.live):
         return manifest
-    masks = [
-        np.ones(count, dtype=np.bool_) if mask is None else mask
-        for mask, count in zip(rows.live, manifest.rows.tolist(), strict=True)
-    ]
+    masks = [manifest.keeps(index) if mask is None else mask for index, mask in enumerate(rows.live)]
     num_live = sum(int(mask.sum()) for mask in masks)
     if where is not None:
         probe = replace(manifest, columns=tuple(field.name for field in fields), fields=fields)

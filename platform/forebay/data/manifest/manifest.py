@@ -19,12 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forebay.data.manifest.row_mask import KeptRows
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, LimitReached
 from forebay.runtime.late_import import late
 from forebay.runtime.uris import split_options, with_options
 
 MANIFEST_VERSION = 1
 """Part of every manifest id and of every saved manifest."""
+
+MOST_ROWS = 1 << 44
+"""Limit for the rows of a dataset. A plan takes 8 bytes for each 65,536 of them."""
 
 CONTENT_HASH = "xxh3:"
 """Beginning of an `etag` that names the file's content, in a dataset that Forebay wrote itself. Its time is 0."""
@@ -292,7 +295,10 @@ class Manifest:
         Of row group `index`.
         """
         if self.kept is None:
-            return np.ones(int(self.rows[index]), dtype=np.bool_)
+            try:
+                return np.ones(int(self.rows[index]), dtype=np.bool_)
+            except MemoryError as error:
+                raise _too_many_rows(self, index, "whose mask exceeds the memory") from error
         return self.kept.mask.keeps(index)
 
     @cached_property
@@ -479,6 +485,26 @@ class Manifest:
         """
         manifest: Manifest = late("forebay.data.manifest.saved:load_manifest")(path, allow_locations)
         return manifest
+
+
+def check_rows(manifest: Manifest) -> None:
+    """Raise `LimitReached` for more rows than any plan holds.
+
+    A manifest or a footer of others may claim any number.
+    """
+    if float(manifest.rows.sum(dtype=np.float64)) > MOST_ROWS:
+        raise _too_many_rows(manifest, int(manifest.rows.argmax()), f"and a dataset has at most {MOST_ROWS}")
+
+
+def _too_many_rows(manifest: Manifest, index: int, why: str) -> LimitReached:
+    row_group = manifest[index]
+    return LimitReached(
+        f"Row group {row_group.index} of {row_group.uri} claims {row_group.rows} rows in a file of "
+        f"{row_group.file_size} bytes, {why}. Leave the file out, or write and scan it again.",
+        uri=row_group.uri,
+        row_group=row_group.index,
+        rows=row_group.rows,
+    )
 
 
 def _rebuild(kind: type[Manifest], values: dict[str, Any], known_id: str | None = None) -> Manifest:

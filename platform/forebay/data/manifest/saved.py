@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forebay.data.manifest.manifest import MANIFEST_VERSION, Field, File, Manifest
+from forebay.data.manifest.manifest import MANIFEST_VERSION, Field, File, Manifest, check_rows
 from forebay.data.manifest.row_mask import KeptRows, RowMask
 from forebay.errors import InvalidOption
 from forebay.runtime.uris import has_local_name
@@ -122,10 +122,11 @@ def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
         )
         _check_what_has_no_id(manifest)
         found = manifest.id
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, AssertionError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, AssertionError, MemoryError) as error:
         raise InvalidOption(damaged.format(f"{error!r:.200}"), path=uri) from error
     if found != facts.get("id"):
         raise InvalidOption(damaged.format(f"its content has id {found}, not {facts.get('id')!r:.100}"), path=uri)
+    check_rows(manifest)
     _require_stamps(uri, facts["files"], manifest)
     return manifest
 
@@ -162,7 +163,7 @@ def _check_what_has_no_id(manifest: Manifest) -> None:
             raise ValueError("a number of rows below 0")
         if not all(isinstance(rule, str) for rule in kept.rules):
             raise ValueError(f"its rules are {kept.rules!r:.100}")
-    for name in ("bytes", "source_bytes"):
+    for name in ("rows", "bytes", "source_bytes"):
         if len(manifest) and getattr(manifest, name).min() < 0:
             raise ValueError(f"{name} below 0")
 

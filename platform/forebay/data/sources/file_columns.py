@@ -19,7 +19,7 @@ from forebay.data.parquet.schemas import FileSchema
 from forebay.data.sources.dataset_files import SourceFile, Sources
 from forebay.data.sources.field_ids import FieldIds
 from forebay.data.sources.partitions import Values
-from forebay.errors import CorruptFile, InvalidOption
+from forebay.errors import CorruptFile, InvalidOption, LimitReached
 from forebay.storage.versions import FoundFile
 
 
@@ -81,7 +81,7 @@ class Scanned:
     def live(self) -> Iterator[NDArray[np.bool_] | None]:
         """Mask of the rows of each row group that are not deleted.
 
-        bool [rows], or None for all. Raises `CorruptFile`.
+        bool [rows], or None for all. Raises `CorruptFile`, `LimitReached`.
         """
         if self.deleted is None or not len(self.deleted):
             yield from [None] * self.groups.shape[1]
@@ -94,7 +94,15 @@ class Scanned:
                 "the table, and scan the new version.",
                 uri=self.file.uri,
             )
-        mask = np.ones(self.num_rows, dtype=np.bool_)
+        try:
+            mask = np.ones(self.num_rows, dtype=np.bool_)
+        except MemoryError as error:
+            raise LimitReached(
+                f"{self.file.uri} claims {self.num_rows} rows in {self.file.size} bytes, and the mask of its deleted "
+                "rows exceeds the memory. Rewrite the files of the table, and scan the new version.",
+                uri=self.file.uri,
+                rows=self.num_rows,
+            ) from error
         are_longer = stops - starts > 1
         mask[starts[~are_longer]] = False
         for start, stop in self.deleted[are_longer].tolist():

@@ -16,7 +16,7 @@ import numpy as np
 from forebay.data.filters.filtering import CandidateRows, masked
 from forebay.data.filters.skipping import RowName, without_rows
 from forebay.data.filters.where import Where
-from forebay.data.manifest.manifest import Field, File, Manifest
+from forebay.data.manifest.manifest import Field, File, Manifest, check_rows
 from forebay.data.parquet.footer import FooterCache
 from forebay.data.parquet.footer_facts import FooterFacts
 from forebay.data.parquet.footer_store import FooterStore
@@ -118,6 +118,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
             )
         agreed, compared, with_rows = _agreed(with_rows, sources, selection, row_filter)
         manifest, rows = _manifest(sources, with_rows, agreed.fields)
+        check_rows(manifest)
         filtered = masked(
             manifest,
             rows,

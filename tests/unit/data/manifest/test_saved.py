@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from forebay.data.manifest.manifest import File, Manifest
 from forebay.data.manifest.saved import load_manifest, save_manifest
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, LimitReached
 
 Make = Callable[..., Manifest]
 SUFFIXES = ["json", "parquet"]
@@ -71,6 +71,19 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
             load_manifest(path)
     with pytest.raises(InvalidOption, match=r"cannot be read.*forebay scan"):
         load_manifest(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("rows", [[1, 1 << 58], [1 << 59, 1 << 59]])
+def test_rows_that_no_memory_holds(memory_manifest: Make, tmp_path: Path, suffix: str, rows: list[int]) -> None:
+    save_manifest(memory_manifest(rows), tmp_path / f"m.{suffix}")
+    with pytest.raises(LimitReached, match=rf"part-00000\d.parquet claims {max(rows)} rows in a file of \d+ bytes"):
+        load_manifest(tmp_path / f"m.{suffix}")
+
+
+def test_a_mask_that_no_memory_holds(memory_manifest: Make) -> None:
+    with pytest.raises(LimitReached, match=f"part-000000.parquet claims {1 << 43} rows"):
+        memory_manifest([1 << 43]).keeps(0)
 
 
 @pytest.mark.parametrize(
