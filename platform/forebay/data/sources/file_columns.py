@@ -129,7 +129,7 @@ def file_columns(
         assert schema is not None, "the ids are in the metadata of the schema"
         return _by_id(source, schema, sources.ids, sources.table, selected)
     if sources.table is not None:
-        return _by_name(source, fields, sources, sources.table)
+        return _by_name(source, fields, sources, sources.table, selected)
     return _of_plain_file(source, fields, sources, selected)
 
 
@@ -152,18 +152,42 @@ def _of_plain_file(
     return FileColumns(FileSchema(uri, (*fields, *(types[name] for name, _ in constants))), constants)
 
 
-def _by_name(source: SourceFile, in_file: tuple[Field, ...], sources: Sources, table: tuple[Field, ...]) -> FileColumns:
+def _by_name(
+    source: SourceFile,
+    in_file: tuple[Field, ...],
+    sources: Sources,
+    table: tuple[Field, ...],
+    selected: Collection[str] | None,
+) -> FileColumns:
     constants = source.constants
     names = {name for name, _ in constants}
     wanted = {field.name for field in table} - names
     fields = [field for field in in_file if field.name in wanted]
     held = names | {field.name for field in fields}
     types = {field.name: field for field in sources.partitions}
+    absent = tuple(field for field in table if field.name not in held)
+    _refuse_other_case(source.file.uri, in_file, absent, selected)
     return FileColumns(
-        FileSchema(source.file.uri, (*fields, *(types[name] for name, _ in constants))),
-        constants,
-        tuple(field for field in table if field.name not in held),
+        FileSchema(source.file.uri, (*fields, *(types[name] for name, _ in constants))), constants, absent
     )
+
+
+def _refuse_other_case(
+    uri: str, in_file: tuple[Field, ...], absent: tuple[Field, ...], selected: Collection[str] | None
+) -> None:
+    """Refuse a selected column that a file has in other letters.
+
+    Delta tells columns apart by their letters in any case, and would not take it for one that the file lacks.
+    """
+    there = {field.name.lower(): field.name for field in in_file}
+    for field in absent:
+        if field.name.lower() in there and (selected is None or field.name in selected):
+            raise InvalidOption(
+                f"{uri} has the column {there[field.name.lower()]!r}, which is {field.name!r} in its table. Write the "
+                "file again with the name that the table has, or leave the column out (columns=[...]).",
+                column=field.name,
+                uri=uri,
+            )
 
 
 def _by_id(

@@ -6,35 +6,56 @@ imported and called, an endpoint, or a proxy. Here they are left out, and paths 
 
 from __future__ import annotations
 
+import gzip
+import io
 import re
+import zlib
 from typing import Any
 from urllib.parse import unquote
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile
-from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import StaticTable, Table
+from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from forebay.errors import InvalidOption
 from forebay.runtime.uris import has_local_name, split_options
 from forebay.storage.arrow_stores import ARROW_SCHEMES
-from forebay.storage.atomic import open_input
+from forebay.storage.atomic import open_input, read_small
 from forebay.storage.boundary import Boundary
 from forebay.storage.filesystem import resolve_source
+from forebay.storage.json_file import LARGEST_BYTES
+
+_GZIPPED = ".gz.metadata.json"
 
 
 def static_table(metadata: str, boundary: Boundary) -> Table:
     """Table of a metadata file, at a URI that the user named."""
-    file = StoredInput(metadata)
     return StaticTable(
         identifier=("static-table", metadata),
-        metadata=FromInputFile.table_metadata(file),
+        metadata=TableMetadataUtil.parse_raw(_content(metadata)),
         metadata_location=metadata,
         io=BoundedIO(boundary),
         catalog=NoopCatalog("static-table"),
     )
+
+
+def _content(metadata: str) -> str:
+    """Text of a metadata file, decompressed within `LARGEST_BYTES`."""
+    content = read_small(resolve_source(metadata), LARGEST_BYTES)
+    try:
+        if metadata.endswith(_GZIPPED):
+            with gzip.open(io.BytesIO(content)) as opened:
+                content = opened.read(LARGEST_BYTES + 1)
+        if len(content) > LARGEST_BYTES:
+            raise ValueError(f"it has more than {LARGEST_BYTES:,} bytes, decompressed")
+        return content.decode()
+    except (OSError, EOFError, zlib.error, ValueError) as error:
+        raise InvalidOption(
+            f"{metadata} is not a metadata file of an Iceberg table ({error}). Name another one.", uri=metadata
+        ) from error
 
 
 def table_of_catalog(catalog: Catalog, name: str) -> Table:

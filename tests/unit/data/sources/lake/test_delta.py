@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.unit.data.sources.lake.delta_commits import commit_deletion_vector
 
@@ -47,3 +48,12 @@ def test_a_table_without_rows(tmp_path: Path) -> None:
     deltalake.write_deltalake(tmp_path / "empty", pa.schema({"id": pa.int64()}).empty_table())
     with pytest.raises(NoFiles):
         fb.scan(tmp_path / "empty")
+
+
+def test_a_column_in_other_letters_is_not_taken_for_nulls(tmp_path: Path) -> None:
+    """Spark reads it, whatever the case of its letters."""
+    pytest.importorskip("deltalake").write_deltalake(tmp_path / "t", pa.table({"id": [1, 2], "price": [1.0, 2.0]}))
+    pq.write_table(pa.table({"ID": [1, 2], "price": [1.0, 2.0]}), next((tmp_path / "t").glob("*.parquet")))
+    with pytest.raises(InvalidOption, match="has the column 'ID', which is 'id' in its table"):
+        fb.scan(tmp_path / "t", footers=False)
+    assert fb.scan(tmp_path / "t", columns=["price"], footers=False).num_rows == 2

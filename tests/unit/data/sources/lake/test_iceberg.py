@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from collections.abc import Iterator
@@ -328,3 +329,30 @@ def answering(answers: dict[str, Any]) -> Iterator[str]:
     server.shutdown()
     server.server_close()
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (gzip.compress(b" " * 5000), "more than 1,000 bytes, decompressed"),
+        (b"no gzip", "Not a gzipped file"),
+        (gzip.compress(b"{}")[:-3], "ended before"),
+    ],
+)
+def test_compressed_metadata_is_read_within_a_limit(
+    content: bytes, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.data.sources.iceberg_io.LARGEST_BYTES", 1000)
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata/v1.gz.metadata.json").write_bytes(content)
+    with pytest.raises(InvalidOption, match=error):
+        fb.scan(tmp_path / "metadata/v1.gz.metadata.json", footers=False)
+
+
+def test_compressed_metadata_is_read(tmp_path: Path) -> None:
+    table = catalog_at(tmp_path).create_table("db.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": [1, 2]}))
+    metadata = Path(table.metadata_location.removeprefix("file://"))
+    compressed = metadata.with_name("v9.gz.metadata.json")
+    compressed.write_bytes(gzip.compress(metadata.read_bytes()))
+    assert [row["id"] for row in rows_of(fb.scan(compressed, footers=False))] == [1, 2]
