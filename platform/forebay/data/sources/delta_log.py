@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from forebay.data.sources.lake_table import errors_of_content
 from forebay.errors import InvalidOption
 from forebay.runtime.threads import each_in_threads
-from forebay.storage.atomic import open_input, read_small
+from forebay.storage.atomic import read_small
 from forebay.storage.boundary import Boundary
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.globs import children
@@ -173,7 +174,8 @@ def _checked(path: str, boundary: Boundary) -> str:
 
 
 def _of_parquet(file: Location, *, is_needed: bool) -> _Facts:
-    with open_input(file) as opened, pq.ParquetFile(opened) as parquet:
+    content = pa.BufferReader(read_small(file))
+    with errors_of_content(), pq.ParquetFile(content) as parquet:
         there = {parquet.schema.column(number).path for number in range(len(parquet.schema))}
         table = parquet.read(columns=sorted(_COLUMNS & there))
     for _ in range(2):

@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from forebay.data.parquet.schemas import fields_of
 from forebay.data.sources.deletion_vectors import FRAME_BYTES, MOST_BYTES, framed_spans
 from forebay.data.sources.field_ids import FieldIds
-from forebay.data.sources.lake_table import LakeFile, LakeTable, refuse_twice, stat_files
+from forebay.data.sources.lake_table import LakeFile, LakeTable, errors_of_content, refuse_twice, stat_files
 from forebay.data.sources.partitions import Values
 from forebay.errors import ForebayError, InvalidOption, NoFiles
 from forebay.runtime.extras import extra_package
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.arrow_stores import ARROW_SCHEMES
-from forebay.storage.atomic import is_there, open_input, read_small
+from forebay.storage.atomic import is_there, read_small
 from forebay.storage.boundary import SAME_STORE, Boundary, check_stored_uri
 from forebay.storage.filesystem import Location, below, resolve_source
 from forebay.storage.globs import children
@@ -324,8 +324,9 @@ def _positions(delete: Any, name: str, boundary: Boundary, policy: ReadPolicy) -
 
 
 def _of_parquet(uri: str) -> dict[str, NDArray[np.int64]]:
-    with open_input(resolve_source(uri)) as file:
-        table = pq.read_table(file, columns=["file_path", "pos"]).combine_chunks()
+    content = pa.BufferReader(read_small(resolve_source(uri)))
+    with errors_of_content():
+        table = pq.read_table(content, columns=["file_path", "pos"]).combine_chunks()
     paths = table["file_path"].chunk(0).dictionary_encode() if len(table) else pa.DictionaryArray.from_arrays([], [])
     numbers = paths.indices.to_numpy()
     positions = table["pos"].to_numpy().astype(np.int64)[np.argsort(numbers, kind="stable")]

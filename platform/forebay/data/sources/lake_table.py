@@ -6,7 +6,8 @@ Its files, columns and deleted rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -51,6 +52,15 @@ class LakeTable:
     snapshot: str
     root: str
     ids: FieldIds | None = None
+
+
+@contextmanager
+def errors_of_content() -> Iterator[None]:
+    """Raise a `ValueError` for an `OSError`: Arrow raises it for damaged content in memory, too."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{error}") from error
 
 
 def refuse_twice(uris: Sequence[str], table: str) -> None:

@@ -57,3 +57,13 @@ def test_a_column_in_other_letters_is_not_taken_for_nulls(tmp_path: Path) -> Non
     with pytest.raises(InvalidOption, match="has the column 'ID', which is 'id' in its table"):
         fb.scan(tmp_path / "t", footers=False)
     assert fb.scan(tmp_path / "t", columns=["price"], footers=False).num_rows == 2
+
+
+def test_a_damaged_checkpoint_is_no_failure_of_storage(delta: Any) -> None:
+    pytest.importorskip("deltalake").DeltaTable(delta.folder).create_checkpoint()
+    checkpoint = next((delta.folder / "_delta_log").glob("*.checkpoint.parquet"))
+    content = bytearray(checkpoint.read_bytes())
+    content[-200:-100] = b"\xff" * 100
+    checkpoint.write_bytes(content)
+    with pytest.raises(InvalidOption, match=rf"{checkpoint.name} is not a file of a Delta Lake log"):
+        fb.scan(delta.uri, footers=False)

@@ -15,7 +15,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.data.sources.lake.iceberg_commits import catalog_at, commit_files, delete_file, equality_file
+from tests.unit.data.sources.lake.iceberg_commits import (
+    catalog_at,
+    commit_files,
+    delete_file,
+    equality_file,
+    position_file,
+)
 
 import forebay as fb
 from forebay.data.manifest.manifest import Manifest
@@ -356,3 +362,17 @@ def test_compressed_metadata_is_read(tmp_path: Path) -> None:
     compressed = metadata.with_name("v9.gz.metadata.json")
     compressed.write_bytes(gzip.compress(metadata.read_bytes()))
     assert [row["id"] for row in rows_of(fb.scan(compressed, footers=False))] == [1, 2]
+
+
+def test_a_damaged_delete_file_is_no_failure_of_storage(tmp_path: Path) -> None:
+    catalog = catalog_at(tmp_path)
+    table = catalog.create_table("db.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": [1, 2]}))
+    deletes = position_file(table, next(iter(table.scan().plan_files())).file, [1])
+    commit_files(catalog, "db.t", [deletes])
+    path = Path(deletes.file_path.removeprefix("file://"))
+    content = bytearray(path.read_bytes())
+    content[-100:-50] = b"\xff" * 50
+    path.write_bytes(content)
+    with pytest.raises(InvalidOption, match=rf"{path.name} .*cannot be read"):
+        fb.scan(table.refresh().metadata_location, footers=False)

@@ -68,7 +68,7 @@ def test_a_pipe_is_refused_by_name(case: str, tmp_path: Path) -> None:
     uri, pipe = CASES[case](tmp_path / "folder")
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe)
-    with pytest.raises((InvalidOption, ReadFailed), match=rf"{pipe.name}.* is a pipe or a device"):
+    with pytest.raises((InvalidOption, ReadFailed), match=rf"{pipe.name}.* is .*a pipe or a device"):
         fb.scan(uri, footers=False, policy=ReadPolicy(attempts=1, deadline_s=20))
 
 
