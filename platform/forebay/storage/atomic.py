@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import pyarrow as pa
 from pyarrow import fs
 
 from forebay.errors import StorageFull, WriteFailed
@@ -196,18 +195,6 @@ def open_regular(path: Path) -> BinaryIO:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
     raise NotAFile(f"{path} is a folder, a pipe or a device, and a file is expected")
-
-
-def open_input(location: Location) -> pa.NativeFile:
-    """Open a file for random access.
-
-    Raises `NotAFile` as `open_regular`, and `OSError`.
-    """
-    if location.is_local:
-        mode = os.stat(location.path).st_mode  # noqa: PTH116 - a path takes as long as the call
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-            raise NotAFile(f"{location.path} is a pipe or a device, and a file is expected")
-    return location.fs.open_input_file(location.path)
 
 
 def read_small(location: Location, most: int | None = None) -> bytes:

@@ -6,11 +6,13 @@ pyarrow's own come first, fsspec serves all others.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 import fsspec
+import pyarrow as pa
 from pyarrow import fs
 
 from forebay.errors import InvalidOption, ReadFailed
@@ -22,6 +24,7 @@ from forebay.storage.hadoop import location as hadoop
 from forebay.storage.hugging_face.location import open_repository
 from forebay.storage.hugging_face.repository import SCHEME as HUB
 from forebay.storage.hugging_face.repository import names_repository
+from forebay.storage.retry import NotAFile
 
 _OWN = (*ARROW_SCHEMES, *HADOOP_SCHEMES, HUB)
 
@@ -44,6 +47,17 @@ class Location(NamedTuple):
     def child(self, name: str) -> Location:
         """File or folder `name` in this folder."""
         return Location(self.fs, f"{self.path.rstrip('/')}/{name}", below(self.uri, name))
+
+    def open_input(self) -> pa.NativeFile:
+        """Open the file for random access.
+
+        Raises `NotAFile` for a local pipe or device: who opens a pipe waits for a writer. Raises `OSError`.
+        """
+        if self.is_local:
+            mode = os.stat(self.path).st_mode  # noqa: PTH116 - a path takes as long as the call
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                raise NotAFile(f"{self.path} is a pipe or a device, and a file is expected")
+        return self.fs.open_input_file(self.path)
 
     def __repr__(self) -> str:
         # Without its path: the path of a signed http:// URI holds the signature.

@@ -24,7 +24,7 @@ QUICK = ReadPolicy(attempts=2, deadline_s=20, first_wait_s=0.001, max_wait_s=0.0
 TOKEN = "token-of-mine-77"
 
 
-class Server:
+class AnsweringServer:
     """Serves one Parquet file under every name, or answers with the status in the name, or in `status`."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Server:
         pq.write_table(pa.table({"id": [1, 2]}), stream)
         self.status, self.asked, content, server = 0, set[tuple[str, str]](), stream.getvalue(), self
 
-        class Handler(BaseHTTPRequestHandler):
+        class AnsweredRequest(BaseHTTPRequestHandler):
             def log_message(self, *_: object) -> None:
                 pass
 
@@ -59,7 +59,7 @@ class Server:
                 self.end_headers()
                 return part
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), AnsweredRequest)
         self.host = f"127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -69,8 +69,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    found = Server()
+def server() -> Iterator[AnsweringServer]:
+    found = AnsweringServer()
     yield found
     found.close()
     credentials._granted.clear()
@@ -89,13 +89,13 @@ def server() -> Iterator[Server]:
     ],
 )
 def test_an_answer_of_the_server_is_the_cause(
-    server: Server, status: int, error: type[ForebayError], told: str
+    server: AnsweringServer, status: int, error: type[ForebayError], told: str
 ) -> None:
     with pytest.raises(error, match=told):
         fb.scan(f"http://{server.host}/{status}.parquet", footers=False, policy=QUICK)
 
 
-def test_an_outage_is_no_deletion(server: Server) -> None:
+def test_an_outage_is_no_deletion(server: AnsweringServer) -> None:
     manifest = fb.scan(f"http://{server.host}/a.parquet", footers=False, policy=QUICK)
     server.status = 503
     with pytest.raises(ReadFailed, match="503"):
@@ -105,7 +105,7 @@ def test_an_outage_is_no_deletion(server: Server) -> None:
         RowGroupReader(manifest, QUICK).read(0)
 
 
-def test_a_server_that_is_gone_is_no_missing_file(server: Server) -> None:
+def test_a_server_that_is_gone_is_no_missing_file(server: AnsweringServer) -> None:
     server.close()
     with pytest.raises(ReadFailed, match="connect"):
         fb.scan(f"http://{TOKEN}@{server.host}/a.parquet", footers=False, policy=QUICK)
@@ -115,7 +115,7 @@ def test_a_server_that_is_gone_is_no_missing_file(server: Server) -> None:
     ("login", "options", "shown"),
     [(TOKEN, "", ""), (f"{TOKEN}:x-oauth-basic", "?part=1", "?part=1"), ("", f"?code={TOKEN}&part=1", "?part=1")],
 )
-def test_tokens_are_sent_and_never_shown(server: Server, login: str, options: str, shown: str) -> None:
+def test_tokens_are_sent_and_never_shown(server: AnsweringServer, login: str, options: str, shown: str) -> None:
     at = "@" if login else ""
     manifest = fb.scan(f"http://{login}{at}{server.host}/a.parquet{options}", footers=False, policy=QUICK)
     assert RowGroupReader(manifest, QUICK).read(0).num_rows == 2
@@ -131,7 +131,7 @@ def test_tokens_are_sent_and_never_shown(server: Server, login: str, options: st
         errors.append(errors[-1].__cause__)
 
 
-def test_uris_that_differ_in_credentials_alone_are_refused(server: Server) -> None:
+def test_uris_that_differ_in_credentials_alone_are_refused(server: AnsweringServer) -> None:
     uris = [f"http://{server.host}/a.parquet?code={word}" for word in ("first-code", "second-code")]
     with pytest.raises(InvalidOption, match="differ in their credentials alone") as caught:
         fb.scan(uris, footers=False, policy=QUICK)

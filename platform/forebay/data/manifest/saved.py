@@ -66,9 +66,10 @@ def load_manifest(path: str | os.PathLike[str], allow_locations: Uri | Sequence[
     location, allowed = resolve(path), allowed_locations(allow_locations)
     try:
         content = read_small(location)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise InvalidOption(
-            f"The manifest {location.uri} cannot be read ({error}). Make one with: forebay scan URI", path=location.uri
+            f"The manifest {location.uri} cannot be read ({error or 'out of memory'}). Make one with: forebay scan URI",
+            path=location.uri,
         ) from error
     try:
         facts = _parquet_facts(content) if content.startswith(_PARQUET) else json.loads(content)

@@ -39,7 +39,6 @@ from forebay.data.parquet.footer import (
 from forebay.data.parquet.schemas import fields_of, missing_column, read_schema
 from forebay.errors import CorruptFile, LimitReached, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.runtime.metrics import Counters
-from forebay.storage.atomic import open_input as open_location
 from forebay.storage.deadline import Cancellation, finished_before_exit
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
@@ -51,7 +50,7 @@ def open_input(uri: str) -> pa.NativeFile:
 
     Readers open every Parquet file with this function.
     """
-    return open_location(resolve_source(uri))
+    return resolve_source(uri).open_input()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

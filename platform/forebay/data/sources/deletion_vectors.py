@@ -48,7 +48,7 @@ def row_spans(vector: bytes) -> NDArray[np.int64]:
 
     Raises `ValueError`, unless the vector is whole and nothing follows.
     """
-    reader = _Reader(vector)
+    reader = _BitmapReader(vector)
     magic, count = reader.numbers("<IQ")
     if magic != _MAGIC:
         raise ValueError(f"it begins with the number {magic} instead of {_MAGIC}")
@@ -79,7 +79,7 @@ def z85(text: str) -> bytes:
     return values.astype(">u4").tobytes()
 
 
-class _Reader:
+class _BitmapReader:
     """Reads a vector from its beginning, and nothing behind its end."""
 
     def __init__(self, content: bytes) -> None:
@@ -106,7 +106,7 @@ class _Reader:
             raise ValueError(f"{len(self._content) - self._at} bytes follow its end")
 
 
-def _bitmap(reader: _Reader) -> Iterator[NDArray[np.int64]]:
+def _bitmap(reader: _BitmapReader) -> Iterator[NDArray[np.int64]]:
     """Spans of each container of a bitmap of 32 bits."""
     (cookie,) = reader.numbers("<I")
     if cookie & 0xFFFF == _WITH_RUNS:
@@ -131,7 +131,7 @@ def _bitmap(reader: _Reader) -> Iterator[NDArray[np.int64]]:
         yield spans + (key << 16)
 
 
-def _container(reader: _Reader, rows: int, *, is_run: bool) -> NDArray[np.int64]:
+def _container(reader: _BitmapReader, rows: int, *, is_run: bool) -> NDArray[np.int64]:
     if is_run:
         (count,) = reader.numbers("<H")
         starts, lengths = reader.array(count, 2).T

@@ -19,7 +19,6 @@ from forebay.data.sources.partitions import Values
 from forebay.errors import InvalidOption, NoFiles
 from forebay.runtime.extras import extra_package
 from forebay.runtime.threads import each_in_threads
-from forebay.storage.atomic import open_input
 from forebay.storage.boundary import Boundary
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.retry import ReadPolicy, read
@@ -172,7 +171,7 @@ def _read_spans(vector: Vector, boundary: Boundary) -> NDArray[np.int64]:
     if vector.storage_type == "u":
         folder, name = path[:-_UUID_LETTERS], uuid.UUID(bytes=z85(path[-_UUID_LETTERS:]))
         path = f"{folder}/deletion_vector_{name}.bin".lstrip("/")
-    with open_input(resolve_source(boundary.uri_of(path, is_encoded=True))) as file:
+    with resolve_source(boundary.uri_of(path, is_encoded=True)).open_input() as file:
         return framed_spans(file.read_at(vector.size + FRAME_BYTES, vector.offset))
 
 

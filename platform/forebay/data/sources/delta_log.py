@@ -147,7 +147,15 @@ def _read_file(file: _LogFile, boundary: Boundary, policy: ReadPolicy, *, is_nee
         found = read(location.uri, partial(of_kind, location, is_needed=is_needed), policy)
     except FileNotFoundError:
         return _Facts([], {})  # removed since by its table, as deltalake will see
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, pa.ArrowException) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        RecursionError,
+        MemoryError,
+        pa.ArrowException,
+    ) as error:
         raise InvalidOption(
             f"{location.uri} is not a file of a Delta Lake log ({error}). Repair the table, or choose another version.",
             uri=location.uri,

@@ -30,7 +30,6 @@ from forebay.data.parquet.statistics import check_statistics, untrusted_groups
 from forebay.data.sources.dataset_files import SourceFile, Sources
 from forebay.data.sources.file_columns import FileColumns, Scanned, file_columns
 from forebay.errors import CorruptFile, InvalidOption, MissingColumn
-from forebay.storage.atomic import open_input
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.versions import etag_of
 
@@ -94,7 +93,7 @@ class FileScan:
                 with suppress(CorruptFile):  # or else the file itself is read
                     return self._from_footer(source, pa.py_buffer(kept), stored.etag)[0]
         location = resolve_source(file.uri)
-        with open_input(location) as opened:
+        with location.open_input() as opened:
             etag = file.etag or etag_of(location, opened)
             content = fetch_footer(file.uri, opened, self.sizes)
             is_listed_size = opened.size() == file.size

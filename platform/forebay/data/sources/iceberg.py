@@ -40,6 +40,7 @@ _NUMBER = re.compile(r"v?(\d+)")
 _PATIENCE = 10
 _VECTOR, _REFERENCED = "deletion-vector-v1", "referenced-data-file"
 _MOST_PUFFIN_BYTES = 1 << 30
+_MOST_HINT_BYTES = 1 << 12
 _REWRITE = (
     "Rewrite the table's files (in Spark: CALL system.rewrite_data_files(table => '...', options => "
     "map('delete-file-threshold', '1'))), and scan the new snapshot."
@@ -175,7 +176,7 @@ def _folder_of(metadata: str) -> str:
 def _current_metadata(root: str) -> str:
     """Metadata file that the hint of a folder names. Raises `InvalidOption`."""
     _refuse_unnamed(root)
-    hint = read_small(resolve_source(below(root, _HINT))).decode(errors="replace").strip()
+    hint = read_small(resolve_source(below(root, _HINT)), _MOST_HINT_BYTES).decode(errors="replace").strip()
     if not _HINTED.fullmatch(hint):
         raise InvalidOption(
             f"{below(root, _HINT)} names {hint!r:.200}, which is no metadata file beside it. Name the metadata file.",

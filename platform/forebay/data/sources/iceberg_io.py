@@ -23,7 +23,7 @@ from pyiceberg.typedef import EMPTY_DICT, Properties
 from forebay.errors import InvalidOption
 from forebay.runtime.uris import has_local_name, split_options
 from forebay.storage.arrow_stores import ARROW_SCHEMES
-from forebay.storage.atomic import open_input, read_small
+from forebay.storage.atomic import read_small
 from forebay.storage.boundary import Boundary
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.json_file import LARGEST_BYTES
@@ -100,7 +100,7 @@ class StoredInput(InputFile):  # type: ignore[misc]
         raise NotImplementedError
 
     def open(self, seekable: bool = True) -> InputStream:  # noqa: ARG002 - pyiceberg's signature
-        return open_input(resolve_source(self._uri))
+        return resolve_source(self._uri).open_input()
 
 
 class BoundedIO(FileIO):  # type: ignore[misc]
