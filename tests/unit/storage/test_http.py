@@ -7,6 +7,7 @@ import io
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -129,6 +130,16 @@ def test_tokens_are_sent_and_never_shown(server: AnsweringServer, login: str, op
     while errors[-1] is not None:
         assert TOKEN not in str(errors[-1])
         errors.append(errors[-1].__cause__)
+
+
+def test_a_listing_without_a_common_folder_logs_no_token(
+    server: AnsweringServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "a.parquet")
+    caplog.set_level("INFO")
+    assert fb.scan([f"http://{TOKEN}@{server.host}/a.parquet", tmp_path], footers=False, policy=QUICK).num_rows == 4
+    assert "all taken" in caplog.text
+    assert TOKEN not in caplog.text
 
 
 def test_uris_that_differ_in_credentials_alone_are_refused(server: AnsweringServer) -> None:

@@ -115,10 +115,8 @@ class BoundedIO(FileIO):  # type: ignore[misc]
 
     def new_input(self, location: str) -> InputFile:
         uri = self._boundary.uri_of(location, is_encoded=False)
-        if self._inner is None:
+        if self._inner is None or has_local_name(uri):
             return StoredInput(uri, location)
-        if has_local_name(uri):
-            return self._inner.new_input(uri)
         name = split_options(uri)[0]
         plain = unquote(name) if name.partition("://")[0] in ARROW_SCHEMES else name
         if re.search(r"[?#\t\r\n]", plain):  # which pyiceberg would take for other parts of a URL, or leave out

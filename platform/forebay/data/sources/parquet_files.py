@@ -93,7 +93,9 @@ def find_files(
     for listing in listings:
         left_out.update(listing.left_out, taken=files)
     _remove_twins(files, root, left_out)
-    (log.warning if left_out.twins else log.info)("%s: %s", root or uris[0], "; ".join(left_out.notes()) or "all taken")
+    (log.warning if left_out.twins else log.info)(
+        "%s: %s", root or locations[0].uri, "; ".join(left_out.notes()) or "all taken"
+    )
     return Listing(root=root, files=tuple(files[name] for name in sorted(files)), left_out=left_out)
 
 

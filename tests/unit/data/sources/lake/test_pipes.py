@@ -85,3 +85,15 @@ def test_a_pipe_is_no_manifest(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "m.json")
     with pytest.raises(InvalidOption, match="a pipe or a device"):
         fb.Manifest.load(tmp_path / "m.json")
+
+
+def test_a_pipe_in_a_table_of_a_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    catalog = catalog_at(tmp_path)
+    table = catalog.create_table("db.t", ROWS.schema)
+    table.append(ROWS)
+    manifests = Path(table.current_snapshot().manifest_list.removeprefix("file://"))
+    manifests.unlink()
+    os.mkfifo(manifests)
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda _: catalog)
+    with pytest.raises(ReadFailed, match="a pipe or a device"):
+        fb.scan("iceberg://lake/db.t", footers=False, policy=ReadPolicy(attempts=1, deadline_s=2))
