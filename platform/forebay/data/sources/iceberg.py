@@ -38,6 +38,7 @@ _HINTED = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NUMBER = re.compile(r"v?(\d+)")
 # The deadline covers one call, but a plan reads every manifest of a snapshot.
 _PATIENCE = 10
+_OTHER = "Choose another snapshot, or repair its schema."
 _VECTOR, _REFERENCED = "deletion-vector-v1", "referenced-data-file"
 _MOST_PUFFIN_BYTES = 1 << 30
 _MOST_HINT_BYTES = 1 << 12
@@ -93,7 +94,7 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tu
     tasks = _call(name, "be planned", lambda: list(scan.plan_files()), patient, _REWRITE) if snapshot else []
     if not tasks:
         raise NoFiles(f"{name} has no row. Choose another snapshot.", uri=uri)
-    schema = _small(scan.projection().as_arrow())
+    schema = _call(name, "be read", lambda: _small(scan.projection().as_arrow()), patient, _OTHER)
     uris = [boundary.uri_of(_parquet(task, name), is_encoded=False) for task in tasks]
     for path in {delete.file_path for task in tasks for delete in task.delete_files}:
         boundary.uri_of(path, is_encoded=False)
@@ -110,7 +111,7 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tu
         fields=fields_of(schema),
         partitions=(),
         snapshot=f"iceberg {snapshot.snapshot_id}",
-        ids=_field_ids(table, scan.projection(), schema),
+        ids=_call(name, "be read", lambda: _field_ids(table, scan.projection(), schema), patient, _OTHER),
         root=boundary.root.uri,
     )
 

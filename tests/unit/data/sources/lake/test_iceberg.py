@@ -376,3 +376,12 @@ def test_a_damaged_delete_file_is_no_failure_of_storage(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(InvalidOption, match=rf"{path.name} .*cannot be read"):
         fb.scan(table.refresh().metadata_location, footers=False)
+
+
+def test_a_type_that_arrow_does_not_have(tmp_path: Path) -> None:
+    table = catalog_at(tmp_path).create_table("db.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": [1, 2]}))
+    metadata = Path(table.metadata_location.removeprefix("file://"))
+    metadata.write_text(metadata.read_text().replace('"type":"long"', '"type":"fixed[99999999999]"'))
+    with pytest.raises(InvalidOption, match="cannot be read .*Choose another snapshot"):
+        fb.scan(metadata, footers=False)
