@@ -53,6 +53,8 @@ _SECRET_WORDS = frozenset(
 _KEY_OWNERS = frozenset(("access", "account", "api", "auth", "encryption", "private", "secret", "signing", "storage"))
 _HIDDEN_USERS = ("s3", "http", "https")
 """Schemes of access keys and tokens before the host. Elsewhere a container, an account or a Unix user stands there."""
+_LOGIN = re.compile(rf"((?:\b(?:{'|'.join(_HIDDEN_USERS)})://)|(?://[^\s/@:'\"]*:))[^\s/@'\"?#,]+@", re.IGNORECASE)
+"""Where a text holds the key or token of a URI that this process has never opened."""
 # Shorter ones would also remove parts of ordinary words from messages.
 _LEAST_LETTERS = 6
 _HIDDEN = "***"
@@ -170,10 +172,10 @@ def _arrive(storages: set[_Storage], entries: list[tuple[_Storage, str, tuple[An
 
 
 def redact(text: str) -> str:
-    """`text` with every secret of this process replaced by `***`."""
+    """`text` with every secret of this process, and each login in a URI, replaced by `***`."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, _HIDDEN)
-    return text
+    return _LOGIN.sub(rf"\1{_HIDDEN}@", text) if "@" in text else text
 
 
 def redacted(error: Exception) -> Exception:

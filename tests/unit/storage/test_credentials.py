@@ -121,6 +121,23 @@ def test_errors_are_blotted_out_in_every_spelling_and_in_their_causes() -> None:
     assert caught.value.__suppress_context__
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "a.parquet,https://mine-77@h/b.parquet,HTTPS://mine-77:x@h",
+            "a.parquet,https://***@h/b.parquet,HTTPS://***@h",
+        ),
+        ("no way to ftp://user:mine-77@h/x?y", "no way to ftp://user:***@h/x?y"),
+        ("'s3://KEY:mine-77@b' or s3://KEY@b", "'s3://***@b' or s3://***@b"),
+        ("user@h, hf://datasets/a/b@v1 abfs://c@a/x hdfs://u@name:8020/x at 10:30", None),
+    ],
+)
+def test_logins_in_texts_are_hidden_though_they_were_never_used(text: str, shown: str | None) -> None:
+    assert redact(text) == (text if shown is None else shown)
+    assert redact(redact(text)) == redact(text)
+
+
 def _raise_from(error: Exception, cause: Exception) -> None:
     raise error from cause
 
