@@ -208,3 +208,14 @@ def test_a_damaged_vector_of_iceberg_is_refused(case: str, tmp_path: Path) -> No
     commit_files(catalog, "db.t", [puffin_of(table, data, blob, **facts)])
     with pytest.raises(InvalidOption if case not in ("high key", "all rows") else CorruptFile, match=error):
         fb.scan(table.refresh().metadata_location, footers=False)
+
+
+def test_a_table_with_vectors_and_widened_types(tmp_path: Path) -> None:
+    """deltalake plans no scan of it."""
+    table = delta_at(tmp_path / "t")
+    vector = vector_of([0, 2])
+    padded = vector + bytes(-len(vector) % 4)
+    commit_vector(table, 0, 1, storageType="i", pathOrInlineDv=z85(padded), sizeInBytes=len(vector))
+    log = table / "_delta_log" / f"{1:020}.json"
+    log.write_text(log.read_text().replace('["deletionVectors"]', '["deletionVectors", "typeWidening"]'))
+    assert ids_of(table) == [1, *range(3, 10)]
