@@ -31,7 +31,7 @@ def measure(setting: TableSetting, rank: int, meeting: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     links.join(rank)
     world = World(rank=rank, size=ranks_of(setting, setting.ways[0]))
-    with process_group(world, f"file://{meeting}", timeout_s=_TIMEOUT_S) as collective:
+    with process_group(world, meeting, timeout_s=_TIMEOUT_S) as collective:
         # The first steps of a process load libraries and make buffers, which are not the table's.
         small = replace(setting, rows=1000, steps=2, dense_steps=2, mbit=0)
         for way in setting.ways:

@@ -77,7 +77,7 @@ class Ranks:
     def __call__(self, size: int, work: Callable[..., Any], *args: Any) -> list[Any]:
         """Run `work(collective, *args)` on `size` ranks. Returns answers by rank, or fails with the ranks' errors."""
         self._calls += 1
-        meeting = (self._folder / f"meeting-{self._calls}").as_uri()
+        meeting = self._folder / f"meeting-{self._calls}"
         cloudpickle.register_pickle_by_value(sys.modules[work.__module__])
         payload = cloudpickle.dumps((work, args))
         for rank, requests in enumerate(self._requests[:size]):

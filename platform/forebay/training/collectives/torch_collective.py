@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -205,21 +206,25 @@ def is_timeout(error: BaseException) -> bool:
 
 @contextmanager
 def process_group(
-    world: World, init_method: str, *, device: torch.device | str = "cpu", timeout_s: float = 120.0
+    world: World, meeting: Path, *, device: torch.device | str = "cpu", timeout_s: float = 120.0
 ) -> Iterator[TorchCollective]:
     """Join a process group for the block.
 
-    Ranks meet at `init_method`: `tcp://host:port` or `file:///path`.
+    Ranks meet at the file `meeting`, which no group has used before.
 
     A collective that waits longer than `timeout_s` for a peer raises. So does the meeting, after `MEET_S` at least.
     With torch's default of half an hour, a job would hang that long after the loss of a worker.
     """
+    limit = timedelta(seconds=max(timeout_s, MEET_S))
+    # Not a URL of the file: torch does not decode one, and waits for a folder named `%20` in place of a space.
+    store = dist.FileStore(os.fspath(meeting), world.size)  # type: ignore[attr-defined]
+    store.set_timeout(limit)
     dist.init_process_group(
         backend_of(torch.device(device).type),
-        init_method=init_method,
+        store=store,
         rank=world.rank,
         world_size=world.size,
-        timeout=timedelta(seconds=max(timeout_s, MEET_S)),
+        timeout=limit,
     )
     try:
         yield TorchCollective(world, device, timeout_s=timeout_s)

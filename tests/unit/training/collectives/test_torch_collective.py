@@ -245,13 +245,30 @@ def test_fit_gives_one_auc_at_every_world_size(
             assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=1e-5)
 
 
+def meet_at(collective: TorchCollective, meeting: Path) -> float:
+    """Meet again at the file `meeting`. Returns the sum over ranks of 1."""
+    dist.destroy_process_group()
+    with process_group(collective.world, meeting, timeout_s=30) as again:
+        found = float(again.all_reduce(np.ones(1))[0])
+    # The process that is still there at the end.
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return found
+
+
+def test_ranks_meet_in_a_folder_of_any_name(ranks: Ranks, tmp_path: Path) -> None:
+    """TMPDIR names it. torch does not decode the URL of a file, and waited for another folder."""
+    folder = tmp_path / "of ümit #1?a=b%20c"
+    folder.mkdir()
+    assert ranks(2, meet_at, folder / "meeting") == [2.0, 2.0]
+
+
 def meet_late(collective: TorchCollective, folder: Path) -> str:
     """Meet again, rank 1 two seconds after rank 0. Rank 1 then leaves out the next collective of rank 0."""
     world, is_over = collective.world, folder / "over"
     dist.destroy_process_group()
     time.sleep(2.0 * world.rank)
     raised = ""
-    with process_group(world, (folder / "meeting").as_uri(), timeout_s=0.5) as late:
+    with process_group(world, folder / "meeting", timeout_s=0.5) as late:
         assert late.all_reduce(np.ones(1))[0] == world.size
         if world.is_first:
             try:

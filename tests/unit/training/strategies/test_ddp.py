@@ -63,10 +63,10 @@ def leave_with_an_operation_under_way(collective: Collective, options: StrategyO
     import torch.distributed.nn  # its functions keep the first group of a process, as default arguments
 
     before = num_gloo_threads()
-    meeting, is_first, collecting = (folder / "meet").as_uri(), collective.world.is_first, folder / "collecting"
+    is_first, collecting = collective.world.is_first, folder / "collecting"
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    with process_group(collective.world, f"{meeting}-1", timeout_s=30) as next_world:
+    with process_group(collective.world, folder / "meet", timeout_s=30) as next_world:
         strategy = TorchDataParallel(next_world, options)
         model, _ = strategy.prepare(nn.Linear(4, 1), partial(torch.optim.SGD, lr=1))
         wrapped = strategy.wrap(model)
@@ -84,7 +84,9 @@ def leave_with_an_operation_under_way(collective: Collective, options: StrategyO
     del wrapped, strategy, next_world
     gc.collect()
     left = num_gloo_threads()
-    torch.distributed.init_process_group("gloo", f"{meeting}-2", rank=collective.world.rank, world_size=2)
+    torch.distributed.init_process_group(
+        "gloo", (folder / "meet-again").as_uri(), rank=collective.world.rank, world_size=2
+    )
     torch.distributed.barrier()
     return left - before
 

@@ -11,6 +11,7 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -39,7 +40,7 @@ class Start:
     """
 
     world: World
-    rendezvous: str
+    rendezvous: Path
     payload: bytes
     known: KnownReports
 

@@ -166,7 +166,7 @@ def worker_processes(server: ForkServer, size: int, payload: bytes, known: Known
     """
     members: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
-        rendezvous = (Path(folder) / "ranks").as_uri()
+        rendezvous = Path(folder) / "ranks"
         server.start()
         try:
             members.extend(WorkerProcess(rank, server, folder) for rank in range(size))

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -133,10 +131,8 @@ def lone_process_group(device: torch.device) -> Iterator[None]:
     if dist.is_initialized():
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="forebay-meeting-") as folder:
-        meeting = Path(folder, "meeting").as_uri()
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         yield
     finally:
