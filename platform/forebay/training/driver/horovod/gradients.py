@@ -38,7 +38,7 @@ class ReducedGradients:
     arrive. From three ranks on, a ring's sum depends on the position in the buffer.
 
     A parameter that no rank has used keeps the gradient it had. A parameter that only some ranks have used gets the
-    mean.
+    mean, also one that they have used in a pass that accumulates.
 
     Every gradient is multiplied by `scale` before it is reduced.
     """
@@ -69,6 +69,7 @@ class ReducedGradients:
     def _hook(self, bucket: _Bucket, number: int) -> Callable[[torch.Tensor], None]:
         def arrived(_parameter: torch.Tensor) -> None:
             if self._is_paused:
+                bucket.note(number)
                 return
             if not self._is_queued:
                 self._is_queued = True
@@ -100,7 +101,12 @@ class _Bucket:
         self._flat = torch.zeros(sum(self._lengths), dtype=first.dtype, device=first.device)
         *self._parts, self._used = torch.split(self._flat, self._lengths)
         self._here = [False] * len(parameters)
+        self._is_used = [False] * len(parameters)
         self._result: Callable[[], torch.Tensor] | None = None
+
+    def note(self, number: int) -> None:
+        """Note that this rank has used parameter `number` since the last reduction."""
+        self._is_used[number] = True
 
     def take(self, number: int) -> None:
         """Copy the gradient of parameter `number` into the bucket.
@@ -120,6 +126,7 @@ class _Bucket:
                 "torch.utils.checkpoint with use_reentrant=False."
             )
         self._here[number] = True
+        self.note(number)
         torch.mul(gradient.reshape(-1), self._scale, out=self._parts[number])
         if all(self._here):
             self._send()
@@ -154,6 +161,7 @@ class _Bucket:
         if not all(self._here):
             self._hand_out_unused(parts, used.tolist())
         self._here = [False] * len(self.parameters)
+        self._is_used = [False] * len(self.parameters)
         self._result = None
 
     def _hand_out_unused(self, parts: Sequence[torch.Tensor], used: Sequence[float]) -> None:
@@ -164,7 +172,7 @@ class _Bucket:
             parameter.grad = mean.clone() if parameter.grad is None else parameter.grad.copy_(mean)
 
     def _send(self) -> None:
-        self._used.copy_(torch.tensor(self._here, dtype=self._used.dtype))
+        self._used.copy_(torch.tensor(self._is_used, dtype=self._used.dtype))
         self._result = self._reduce(self._flat, self._lengths, self._name)
 
 

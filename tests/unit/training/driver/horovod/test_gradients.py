@@ -68,6 +68,18 @@ def test_passes_that_accumulate_are_reduced_with_the_last_one() -> None:
     torch.testing.assert_close(model.weight.grad, 3 * alone / 2)
 
 
+def test_what_only_a_pass_that_accumulates_uses_gets_the_mean() -> None:
+    model = _two_layers()
+    twin = Twin(torch.zeros_like)  # the other rank uses nothing
+    gradients = ReducedGradients(model.parameters(), twin, scale=0.5, name="test")
+    for _ in range(2):
+        with gradients.accumulating():
+            model["idle"](torch.ones(1, 3)).sum().backward()
+        model["used"](torch.ones(1, 3)).sum().backward()
+        assert torch.equal(model["idle"].weight.grad, torch.full((2, 3), 0.5))
+        model.zero_grad()
+
+
 def test_what_no_rank_uses_keeps_its_gradient() -> None:
     model = _two_layers()
     _reduce(model, Twin())
