@@ -30,6 +30,19 @@ def build_model() -> nn.Module:
     )
 
 
+class OddTypes(nn.Module):
+    """Has tensors of types that Horovod does not know."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), 1.0 + rank, dtype=torch.bfloat16))
+        self.register_buffer("mask", torch.tensor([rank == 0, False, True]))
+        self.register_buffer("angle", torch.full((), 1.0 + rank, dtype=torch.complex64))
+
+    def forward(self, weight: float) -> torch.Tensor:
+        return (self.weight * self.mask).sum() * weight
+
+
 def backward(model: nn.ModuleDict, rank: int, *, inputs: torch.Tensor, uses_last: bool) -> None:
     hidden = model["norm"](model["used"](inputs))
     (model["sometimes"](hidden) if uses_last else hidden).mean().mul(rank + 1).backward()
@@ -80,6 +93,16 @@ def laws(collective: Collective, options: StrategyOptions) -> dict[str, Any]:
             with torch.set_grad_enabled(counts_gradients), pytest.raises(NotImplementedError):
                 model(inputs)
         answer["means"] = means
+    odd = HorovodDataParallel(collective, options).wrap(OddTypes(rank))
+    odd(1.0 + rank).backward()
+    answer["odd types"] = {name: value.tolist() for name, value in odd.state_dict().items()}
+    answer["odd types"]["gradient"] = odd.weight.grad.tolist()
+    if size > 1:
+        tensors, mask = collective.tensor_collectives(), torch.tensor(rank == 0)
+        tensors.broadcast(mask)
+        own = torch.arange(2.0 * size).to(torch.bfloat16).view(1, -1) + rank
+        dealt = tensors.all_to_all(own)[:, 0, 0].tolist()
+        answer["odd messages"] = bool(mask), tensors.all_gather(own[0, :1]).tolist(), dealt
     many = ManyRun(tables=5, wire="float16")
     apart = replace(many, looks_up_together=False, reduce=reduce_apart)
     answer["tables"] = train_many(collective, many), train_many(collective, apart)
@@ -101,6 +124,16 @@ def test_values_are_exchanged(answers: list[dict[str, Any]]) -> None:
         assert answer["float"][0] == pytest.approx(0.1 * total)
         assert [len(each["blob"]) for each in answer["gather"]] == [1000 * rank for rank in range(size)]
         assert (answer["share"], answer["nothing"], answer["unchanged"]) == (("from", 0), None, True)
+
+
+def test_types_that_horovod_does_not_know_travel_as_bytes(answers: list[dict[str, Any]]) -> None:
+    mean = sum(1.0 + rank for rank in range(len(answers))) / len(answers)
+    for answer in answers:
+        kept = {"weight": [1.0] * 3, "mask": [True, False, True], "angle": 1 + 0j}
+        assert answer["odd types"] == {**kept, "gradient": [mean, 0.0, mean]}
+    every = [float(rank) for rank in range(len(answers))]
+    for rank, answer in enumerate(answers if len(answers) > 1 else ()):
+        assert answer["odd messages"] == (True, every, [2 * rank + each for each in every])
 
 
 def test_messages_of_tables_together_are_those_apart(answers: list[dict[str, Any]]) -> None:

@@ -27,6 +27,7 @@ _ALL_TO_ALL, _GATHER_TENSOR = "forebay/tensors/all_to_all", "forebay/tensors/all
 _EXCHANGE = "forebay/tensors/exchange"
 _REDUCE_TENSOR, _BROADCAST_TENSOR = "forebay/tensors/all_reduce", "forebay/tensors/broadcast"
 PIECE_BYTES = 1 << 30
+_SENT_AS_THEY_ARE = (torch.float16, torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.int8)
 
 
 class HorovodCollective:
@@ -112,7 +113,7 @@ class HorovodCollective:
         for number, group in enumerate(kinds.values()):
             flat = torch.cat([tensor.reshape(-1) for tensor in group])
             with self._patience:
-                self._hvd.broadcast_(flat, root_rank=0, name=f"{name}.{number}")
+                self._hvd.broadcast_(_sendable(flat), root_rank=0, name=f"{name}.{number}")
             for tensor, part in zip(group, torch.split(flat, [tensor.numel() for tensor in group]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
@@ -130,6 +131,11 @@ def is_broken(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _sendable(values: torch.Tensor) -> torch.Tensor:
+    """Return contiguous values as Horovod takes them: of a type that it does not know, such as bool, the bytes."""
+    return values if values.dtype in _SENT_AS_THEY_ARE else values.view(torch.uint8)
 
 
 def _packed(value: object) -> torch.Tensor:
@@ -159,8 +165,8 @@ class HorovodTensorCollectives:
         outgoing = buffers.view(count, self.world_size, -1).transpose(0, 1).contiguous()
         splits = torch.ones(self.world_size, dtype=torch.int32)  # of the first dimension: one slice for each rank
         with self._patience:
-            incoming, _ = self._hvd.alltoall(outgoing, splits, name=_ALL_TO_ALL)
-        received: torch.Tensor = incoming.view(self.world_size, count, length // self.world_size)
+            incoming, _ = self._hvd.alltoall(_sendable(outgoing), splits, name=_ALL_TO_ALL)
+        received: torch.Tensor = incoming.view(buffers.dtype).view(self.world_size, count, length // self.world_size)
         return received
 
     def exchange(
@@ -177,8 +183,8 @@ class HorovodTensorCollectives:
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
         with self._patience:
-            whole: torch.Tensor = self._hvd.allgather(part.contiguous(), name=_GATHER_TENSOR)
-        return whole
+            whole: torch.Tensor = self._hvd.allgather(_sendable(part.contiguous()), name=_GATHER_TENSOR)
+        return whole.view(part.dtype)
 
     def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
         with self._patience:
@@ -186,5 +192,7 @@ class HorovodTensorCollectives:
         return total
 
     def broadcast(self, values: torch.Tensor) -> None:
+        flat = values.reshape(-1)
         with self._patience:
-            self._hvd.broadcast_(values, root_rank=0, name=_BROADCAST_TENSOR)
+            self._hvd.broadcast_(_sendable(flat), root_rank=0, name=_BROADCAST_TENSOR)
+        values.copy_(flat.view_as(values))

@@ -98,7 +98,9 @@ class _Bucket:
         self._reduce, self._scale, self._name = reduce, scale, name
         self._lengths = [*(parameter.numel() for parameter in parameters), len(parameters)]
         first = parameters[0]
-        self._flat = torch.zeros(sum(self._lengths), dtype=first.dtype, device=first.device)
+        # Horovod knows no bfloat16.
+        kind = torch.float32 if first.dtype is torch.bfloat16 else first.dtype
+        self._flat = torch.zeros(sum(self._lengths), dtype=kind, device=first.device)
         *self._parts, self._used = torch.split(self._flat, self._lengths)
         self._here = [False] * len(parameters)
         self._is_used = [False] * len(parameters)
@@ -168,8 +170,9 @@ class _Bucket:
         for parameter, part, is_here, uses in zip(self.parameters, parts, self._here, used, strict=True):
             if is_here or uses == 0:
                 continue
-            mean = part.view_as(parameter)
-            parameter.grad = mean.clone() if parameter.grad is None else parameter.grad.copy_(mean)
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(part.view_as(parameter))
 
     def _send(self) -> None:
         self._used.copy_(torch.tensor(self._is_used, dtype=self._used.dtype))

@@ -80,6 +80,21 @@ def test_what_only_a_pass_that_accumulates_uses_gets_the_mean() -> None:
         model.zero_grad()
 
 
+def test_bfloat16_is_averaged_as_float32() -> None:
+    model = _two_layers().to(torch.bfloat16)
+    kinds: set[torch.dtype] = set()
+
+    def other(flat: Tensor) -> Tensor:
+        kinds.add(flat.dtype)
+        return torch.ones_like(flat)
+
+    _reduce(model, Twin(other))
+    model["used"](torch.ones(1, 3, dtype=torch.bfloat16)).sum().backward()
+    assert kinds == {torch.float32}
+    for name, mean in (("used", 1.5), ("idle", 1.0)):
+        assert torch.equal(model[name].weight.grad, torch.full((2, 3), mean, dtype=torch.bfloat16))
+
+
 def test_what_no_rank_uses_keeps_its_gradient() -> None:
     model = _two_layers()
     _reduce(model, Twin())
