@@ -10,6 +10,7 @@ import fcntl
 import os
 import threading
 import time
+import weakref
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,21 +21,25 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.02
 
+_live: weakref.WeakSet[FileLock] = weakref.WeakSet()
+
 
 class FileLock:
     """Lock that is held on a file.
 
-    Created by `try_lock` or `wait_lock`.
+    Created by `try_lock` or `wait_lock`. It belongs to the process that took it: the copy in a forked child holds
+    nothing.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
+        _live.add(self)
 
     def release(self) -> None:
         fd, self.fd = self.fd, -1
         if fd < 0:
             return
-        # Closing is not enough: a forked child has a copy of the descriptor, which would keep the lock.
+        # Closing is not enough: a child that is being forked still has a copy, which would keep the lock.
         with suppress(OSError):  # a file system without locks
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
@@ -101,3 +106,12 @@ def wait_lock(
             return None
         poll_s = min(2 * poll_s, _LAST_POLL_S)
     return lock
+
+
+def _close_all_in_child() -> None:
+    for lock in list(_live):
+        lock.close_in_child()
+
+
+# A child's copy of a descriptor would keep the lock while the child lives, even after a crash of the parent.
+os.register_at_fork(after_in_child=_close_all_in_child)

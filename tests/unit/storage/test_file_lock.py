@@ -96,6 +96,16 @@ def test_lock_dies_with_its_process(path: Path, python: Callable[..., subprocess
     held(path).release()
 
 
+def test_forked_child_does_not_hold_for_a_dead_parent(path: Path, python: Callable[..., subprocess.Popen[str]]) -> None:
+    # The child reports: one that has not run yet still has the state of the fork.
+    holder = python(HOLD.replace("print(", "import os; os.fork() or print(", 1), path)
+    assert holder.stdout and holder.stdout.readline() == "locked\n"
+    assert try_lock(path) is None, "the parent has it"
+    holder.kill()
+    holder.wait()
+    held(path).release()
+
+
 def test_forked_child_does_not_go_on_holding(path: Path) -> None:
     lock = held(path)
     read, write = os.pipe()

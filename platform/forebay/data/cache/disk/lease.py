@@ -108,15 +108,9 @@ class CacheLease:
                 self._note.release()
             self._lock.release()
 
-    def close_in_child(self) -> None:
-        """Close the locks in a forked child.
-
-        The parent keeps them.
-        """
+    def reset_in_child(self) -> None:
+        """Make the guard anew in a forked child. Another thread may have held the old one."""
         self._guard = threading.Lock()
-        self._lock.close_in_child()
-        if self._note:
-            self._note.close_in_child()
 
     def _write(self) -> None:
         self._written_at = time.monotonic()
@@ -251,10 +245,9 @@ def _own_name() -> str:
     return (_user.get() or (program if program not in ("", "-c", "-m") else "python"))[:_NAME_CHARS]
 
 
-def _close_all_in_child() -> None:
+def _reset_all_in_child() -> None:
     for lease in list(_live):
-        lease.close_in_child()
+        lease.reset_in_child()
 
 
-# A child's copy of a descriptor would keep the lock while the child lives, even after a crash of the parent.
-os.register_at_fork(after_in_child=_close_all_in_child)
+os.register_at_fork(after_in_child=_reset_all_in_child)

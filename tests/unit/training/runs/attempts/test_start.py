@@ -31,6 +31,10 @@ from forebay.training.runs.attempts.start import start_attempt
 print(start_attempt(sys.argv[1], StartPolicy(), print).number, flush=True)
 sys.stdin.read()
 """
+# The child, such as a worker of a user's DataLoader, lives on. It reports: before it runs, it is still a copy.
+FORKING_HOLDER = HOLDER.replace("print(start_attempt", "import os; fence = (start_attempt").replace(
+    ".number, flush=True)", "); os.fork() or print(fence.number, flush=True)"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -81,14 +85,16 @@ def test_refusal_names_the_process(run: str) -> None:
     first.release(None)
 
 
-def test_killed_process_is_taken_over_at_once(run: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLDER, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+@pytest.mark.parametrize("code", [HOLDER, FORKING_HOLDER], ids=["alone", "with a forked child"])
+def test_killed_process_is_taken_over_at_once(run: str, code: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", code, run], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"1\n"
         with pytest.raises(UnderWay):
             begin(run)
         holder.kill()
-    second = begin(run)
+        holder.wait()
+        second = begin(run)
     assert second.number == 2
     second.release(None)
 
