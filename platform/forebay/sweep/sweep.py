@@ -86,8 +86,8 @@ class Sweep:
             _check_seconds(option, getattr(self, option))
         if self.name is not None and not NAME_FORM.fullmatch(self.name):
             raise InvalidOption(
-                f"name={self.name!r} cannot name a folder. Use letters, digits, '.', '_' and '-'; start with a letter "
-                "or a digit.",
+                f"name={self.name!r} cannot name a folder. Use up to 255 letters, digits, '.', '_' and '-'; start "
+                "with a letter or a digit.",
                 name=self.name,
             )
 

@@ -29,7 +29,7 @@ from forebay.training.strategies.choice import Offload, StrategyName, require_pa
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import Worker
 
-NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 COUNTS = {"epochs": 1, "workers": 1, "seed": 0, "checkpoint_every": 1, "max_failures": 0, "keep_last": 1}
 """Option -> its smallest whole number."""
 KINDS: Mapping[str, tuple[type | UnionType, str]] = {
@@ -140,8 +140,8 @@ class Job:
         self._check_steering()
         if self.name is not None and not NAME_FORM.fullmatch(self.name):
             raise InvalidOption(
-                f"name={self.name!r} cannot name a folder. Use letters, digits, '.', '_' and '-', beginning with a "
-                "letter or a digit.",
+                f"name={self.name!r} cannot name a folder. Use up to 255 letters, digits, '.', '_' and '-', "
+                "beginning with a letter or a digit.",
                 name=self.name,
             )
         for data in self._datas:

@@ -66,6 +66,7 @@ def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Dat
         ({"seed": -1}, r"seed=-1"),
         ({"name": "a/b"}, r"name='a/b' .*letters"),
         ({"name": ".."}, r"name='\.\.'"),
+        ({"name": "a" * 256}, "cannot name a folder.* 255"),
         ({"train": "train"}, r"train='train' is not a function"),
         ({"name": 3}, r"name=3: give a text"),
         ({"resources": 1}, r"resources=1: give fb\.Resources"),
