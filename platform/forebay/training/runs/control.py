@@ -17,7 +17,7 @@ from forebay.storage.json_file import Fact
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.runs.attempts.files import How
-from forebay.training.runs.attempts.stored_request import load_request
+from forebay.training.runs.attempts.stored_request import load_counted
 from forebay.training.runs.job_facts import job_facts
 from forebay.training.runs.run_folder import RunFolder
 
@@ -302,7 +302,7 @@ class RequestReader:
 
     def __init__(self, run: str | RunFolder, attempt: int | None, control: Control) -> None:
         self._run, self._attempt, self._control = RunFolder.at(run), 0 if attempt is None else attempt, control
-        self._known = Request()
+        self._known, self._targets = Request(), 0
         self._is_damaged = False
 
     def obey(self) -> None:
@@ -311,7 +311,7 @@ class RequestReader:
         A damaged file is reported once, and requests nothing. Raises `OSError` if storage does not answer.
         """
         try:
-            request = load_request(self._run, self._attempt)
+            targets, request = load_counted(self._run, self._attempt)
         except InvalidOption as error:
             if not self._is_damaged:
                 log.warning("The request to this run cannot be obeyed: %s", error)
@@ -320,6 +320,8 @@ class RequestReader:
         self._is_damaged = False
         if request.stop is not None and self._known.stop is None:
             self._control.obey_stop(request.stop)
-        if request.target not in (None, self._known.target) and self._control.is_elastic:
+        # Also the target of before: callbacks may have set another one since.
+        is_new = (targets, request.target) != (self._targets, self._known.target)
+        if request.target is not None and is_new and self._control.is_elastic:
             self._control.resize(request.target)
-        self._known = request
+        self._known, self._targets = request, targets

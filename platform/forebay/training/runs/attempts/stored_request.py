@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, replace
+from operator import index
 from typing import Any
 
 from forebay.errors import InvalidOption
@@ -25,12 +26,21 @@ def load_request(run: str | RunFolder, attempt: int) -> Request:
 
     Empty if there is none. Raises `OSError`, and `InvalidOption` for a file that is not a request.
     """
+    return load_counted(run, attempt)[1]
+
+
+def load_counted(run: str | RunFolder, attempt: int) -> tuple[int, Request]:
+    """Return the stored request to `attempt`, after how often a target was requested.
+
+    The same target may be requested again. Raises as `load_request`.
+    """
     found = RunFolder.at(run).load(FILE_NAME, _stored, VERSION)
-    return found[1] if found is not None and found[0] == attempt else Request()
+    return found[1:] if found is not None and found[0] == attempt else (0, Request())
 
 
-def _stored(facts: dict[str, Any]) -> tuple[int, Request]:
-    return facts["attempt"], require_types(Request(**facts["request"]))
+def _stored(facts: dict[str, Any]) -> tuple[int, int, Request]:
+    # A request of an earlier release has no count.
+    return facts["attempt"], index(facts.get("targets", 0)), require_types(Request(**facts["request"]))
 
 
 def send_request(
@@ -55,10 +65,11 @@ def send_request(
             f"run {name!r} has ended ({end.how}{': ' + end.why if end.why else ''}): nothing was changed.", name=name
         )
     number = 1 if newest is None else newest.number + (end is not None)
-    request = load_request(run, number)
+    targets, request = load_counted(run, number)
     request = replace(request, stop=request.stop if stop is None else stop)
     request = replace(request, target=request.target if target is None else target)
-    facts = {"version": VERSION, "attempt": number, "request": asdict(request)}
+    targets += target is not None
+    facts = {"version": VERSION, "attempt": number, "targets": targets, "request": asdict(request)}
     run.save(FILE_NAME, to_json(facts), f"the request to run {name!r}")
     return number, request
 

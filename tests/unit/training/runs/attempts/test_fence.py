@@ -106,6 +106,10 @@ def test_requests_reach_their_attempt_and_no_later_one(run: str, held: Fence) ->
     control.resize(3)
     reader.obey()
     assert control.target == 3, "a request was obeyed twice"
+    assert send_request(storage, "ctr", target=2) == (1, Request(target=2))
+    reader.obey()
+    assert control.target == 2, "the same target was requested again"
+    control.resize(3)
     assert send_request(storage, "ctr", stop="enough") == (1, Request(target=2, stop="enough"))
     reader.obey()
     assert control.stop_reason == "enough" and control.target == 3
