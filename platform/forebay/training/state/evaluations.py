@@ -15,7 +15,8 @@ from forebay.events import Evaluated, Sample
 class KeepBest:
     """Rule that keeps the checkpoint of the best evaluation.
 
-    The first evaluation is the best one until another is better.
+    The first evaluation is the best one until another is better. Those without the metric, of a run that goes on with
+    another rule, do not count.
 
     Attributes:
         metric: Metric of the evaluations.
@@ -64,7 +65,7 @@ class KeepBest:
                 f"{known}. Give KeepBest(metric=...) one of them, or return {self.metric!r} from the evaluation.",
                 metric=self.metric,
             )
-        found = best_of(before)
+        found = best_of(self._counted(before))
         best = None if found is None else found.metrics[self.metric]
         return replace(evaluation, is_best=self.is_better(evaluation.metrics[self.metric], best))
 
@@ -72,13 +73,17 @@ class KeepBest:
         """Reason for which the run ends after `evaluations`, or None."""
         if self.patience is None:
             return None
-        best = best_of(evaluations)
-        since = [each for each in evaluations if best is None or each.step > best.step]
+        counted = self._counted(evaluations)
+        best = best_of(counted)
+        since = [each for each in counted if best is None or each.step > best.step]
         if len(since) < self.patience:
             return None
         at = "" if best is None else f" since step {best.step} ({best.metrics[self.metric]:.6g})"
         times = "the last evaluation" if len(since) == 1 else f"{len(since)} evaluations"
         return f"{self.metric} was not better in {times}{at}"
+
+    def _counted(self, evaluations: Sequence[Evaluated]) -> list[Evaluated]:
+        return [each for each in evaluations if self.metric in each.metrics]
 
 
 def best_of(evaluations: Sequence[Evaluated]) -> Evaluated | None:

@@ -36,6 +36,20 @@ def test_best_is_the_first_of_the_best_values_and_patience_counts_from_it(
     assert (rule.end(judged(rule, values)) is not None) == (waited >= patience)
 
 
+def test_run_that_goes_on_with_another_metric_is_judged_by_it_from_there_on() -> None:
+    earlier, rule = judged(KeepBest("loss"), [0.5, 0.4, 0.6]), KeepBest("auc", mode="max", patience=2)
+    assert rule.end(earlier) is None, "evaluations by another rule count as not better"
+    found = earlier
+    for step, value in ((3, 0.7), (4, 0.8), (5, 0.8), (6, 0.6)):
+        one = Evaluated(step=step, epoch=0, position=step, rows=step, metrics={"auc": value})
+        found = with_evaluation(found, rule.judged(one, found))
+        best = best_of(found)
+        assert best is not None
+        assert best.step == min(step, 4)
+    assert rule.end(found[:-1]) is None
+    assert rule.end(found) == "auc was not better in 2 evaluations since step 4 (0.8)"
+
+
 def test_small_change_is_not_better() -> None:
     best = best_of(judged(KeepBest(least_change=0.1), [1.0, 0.95, 0.91, 0.5]))
     assert best is not None
