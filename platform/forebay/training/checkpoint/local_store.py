@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TypeVar
 
-from forebay.errors import WriteFailed
+from forebay.errors import InvalidOption, WriteFailed
 from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
@@ -311,7 +311,14 @@ class SpooledStore:
 
     @cached_property
     def _folder(self) -> Path:
-        return spool_of(self._stored.uri, self._spools)
+        folder = spool_of(self._stored.uri, self._spools)
+        if folder is None:
+            raise InvalidOption(
+                f"checkpoints wait in {self._spools} for their upload to {self._stored.uri}, and this user has no home "
+                "folder. Set HOME.",
+                uri=self._stored.uri,
+            )
+        return folder
 
     @cached_property
     def _spooled(self) -> CheckpointFiles:

@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at, newest_step, save_in_parts
 
-from forebay.errors import Fenced, WriteFailed
+from forebay.errors import Fenced, InvalidOption, WriteFailed
 from forebay.storage.atomic import write_atomically
 from forebay.training.checkpoint.checkpoint import CheckpointStore, DirectoryStore
 from forebay.training.checkpoint.config import CheckpointConfig
@@ -39,6 +39,11 @@ class TestSpooledStore(CheckpointStoreLaws):
 def test_a_local_folder_needs_no_spool(tmp_path: Path) -> None:
     assert isinstance(open_local_checkpoints(CheckpointConfig(uri=str(tmp_path))), DirectoryStore)
     assert isinstance(open_local_checkpoints(CheckpointConfig(uri="memory://elsewhere")), SpooledStore)
+
+
+def test_a_user_without_a_home_is_told_to_set_one(config: CheckpointConfig) -> None:
+    with closing(SpooledStore(config, "~no-such-user/spools")) as commits, pytest.raises(InvalidOption, match="HOME"):
+        commits.newest()
 
 
 def test_a_local_folder_that_refuses_is_named(tmp_path: Path) -> None:

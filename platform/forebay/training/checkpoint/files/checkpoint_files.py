@@ -72,12 +72,15 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def spool_of(uri: str, spools: str | None = None) -> Path:
+def spool_of(uri: str, spools: str | None = None) -> Path | None:
     """Folder on this machine's disk before an upload to `uri`.
 
-    For checkpoints of a local run.
+    For checkpoints of a local run. None if this user has no home folder.
     """
-    return Path(spools or SPOOLS).expanduser() / hashlib.sha256(uri.encode()).hexdigest()[:16]
+    try:
+        return Path(spools or SPOOLS).expanduser() / hashlib.sha256(uri.encode()).hexdigest()[:16]
+    except RuntimeError:
+        return None
 
 
 class CheckpointFiles:

@@ -111,8 +111,8 @@ class AttemptFiles:
             return None
         pinned = None if before.restorable is None else frozenset(before.restorable)
         stored = self.run.checkpoints.uri
-        folders = [stored, str(spool_of(stored))]
-        configs = [CheckpointConfig(uri=uri, attempt=before.number, restorable=pinned) for uri in folders]
+        folders = [folder for folder in (stored, spool_of(stored)) if folder is not None]
+        configs = [CheckpointConfig(uri=str(uri), attempt=before.number, restorable=pinned) for uri in folders]
         saved = [CheckpointFiles(config) for config in configs]
         for each in saved:  # a killed process may have left its last one in memory
             each.wait_until_written()

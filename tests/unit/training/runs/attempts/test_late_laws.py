@@ -42,6 +42,15 @@ def test_what_a_killed_process_left_on_this_machine_is_restored(
     assert restored(CheckpointConfig(uri=spool, attempt=2, restorable=second.restorable)) == SavedStep(1, 30)
 
 
+def test_user_without_a_home_continues_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_files, "SPOOLS", "~no-such-user/spools")
+    for number in (1, 2):
+        started = start_attempt(tmp_path / "ctr", StartPolicy(), print)
+        assert isinstance(started, Fence)
+        assert started.number == number
+        started.release(AttemptEnd(how="failed"))
+
+
 def test_claim_of_an_earlier_release_restores_everything() -> None:
     claim = Claim.from_json(b'{"number": 2, "token": "a", "host": "b"}', "uri")
     assert Fence(None, claim).restorable is None
