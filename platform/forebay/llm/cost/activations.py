@@ -46,6 +46,7 @@ class PassOptions:
         is_quantized: Whether linear layers hold 4 bits, and are unpacked for each product.
         frozen: Type of the frozen weights.
         trained: Type of the trained weights.
+        is_compiled: Whether `torch.compile` splits each layer into its passes, and computes part of it again.
     """
 
     rows: int
@@ -58,6 +59,7 @@ class PassOptions:
     is_quantized: bool = False
     frozen: torch.dtype = torch.float32
     trained: torch.dtype = torch.float32
+    is_compiled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,11 @@ def _peaks(config: Any, adapter: Lora | None, options: PassOptions) -> Mapping[s
         on_fake_cpu(model, frozen=options.frozen, trained=options.trained)
         if options.is_quantized:
             _unpack_weights(causal)
+        if options.is_compiled:
+            _compile_layers(causal)
+            with known_packing(packed):  # the first pass is traced
+                _loss(causal, options, has_reward_head(config)).backward()  # type: ignore[no-untyped-call]
+            model.zero_grad()
         live = _LiveBytes(model, accumulates=options.accumulates)
         with live, _phases(causal, live), known_packing(packed):
             loss = _loss(causal, options, has_reward_head(config))
@@ -196,7 +203,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def _phases(causal: Any, live: _LiveBytes) -> Iterator[None]:
     """Tell `live` when a phase begins."""
-    layers: Any = max((each for each in causal.modules() if isinstance(each, nn.ModuleList)), key=len)
+    layers = _layers(causal)
     last = len(layers) - 1
     borders = {last - 1: _BETWEEN, 0: "backward, first layer", last: "backward, last layer"}
 
@@ -213,6 +220,39 @@ def _phases(causal: Any, live: _LiveBytes) -> Iterator[None]:
     finally:
         for each in hooks:
             each.remove()
+
+
+def _layers(causal: Any) -> Any:
+    return max((each for each in causal.modules() if isinstance(each, nn.ModuleList)), key=len)
+
+
+def _compile_layers(causal: Any) -> None:
+    """Let each layer keep what `torch.compile` keeps of it.
+
+    Its split of forward and backward pass, run operator by operator: `torch.compile` takes no fake tensors.
+    """
+    from functorch.compile import aot_function, make_boxed_func, min_cut_rematerialization_partition  # noqa: PLC0415
+    from torch._inductor.decomposition import select_decomp_table  # noqa: PLC0415 - no public name; takes seconds
+
+    for layer in _layers(causal):
+        plain = layer.forward
+        state = dict(layer.named_parameters(remove_duplicate=False)) | dict(layer.named_buffers(remove_duplicate=False))
+
+        def call(state: Any, *args: Any, layer: Any = layer, plain: Any = plain, **kwargs: Any) -> Any:
+            compiled, layer.forward = layer.forward, plain
+            try:
+                return torch.func.functional_call(layer, state, args, kwargs)
+            finally:
+                layer.forward = compiled
+
+        passes = aot_function(
+            call,
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=select_decomp_table(),
+            num_params_buffers=len(state),
+        )
+        layer.forward = partial(passes, state)
 
 
 def _unpack_weights(causal: Any) -> None:

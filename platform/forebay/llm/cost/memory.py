@@ -5,7 +5,7 @@ Bytes per rank, part by part.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -81,6 +81,7 @@ class MemoryPlan:
         head: Head of the model, as in `ModelSpec`.
         new_tokens: Number of the tokenizer's entries that are new to the model, as in `ModelSpec`.
         loss_kernel: Kernel of the loss, as in `Options`.
+        compile: Whether layers are compiled. With checkpointing, and in 4 bits, they count as if they were not.
     """
 
     model: str
@@ -109,6 +110,7 @@ class MemoryPlan:
     head: Head = "tokens"
     new_tokens: int = 0
     loss_kernel: LossKernel = "torch"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         for option in ("workers", "lora_r", "seq_len", "per_device_batch", "context_parallel"):
@@ -388,10 +390,14 @@ def _passes(plan: MemoryPlan) -> list[Peak]:
         is_quantized=plan.finetuning == "qlora",
         frozen=torch.bfloat16 if plan.frozen_bytes == HALF else torch.float32,
         trained=torch.bfloat16 if plan.pass_bytes == HALF else torch.float32,
+        # One layer's activations at a time are as many without its split, and what 4 bits are unpacked to is not kept.
+        is_compiled=plan.compile and not plan.gradient_checkpointing and plan.finetuning != "qlora",
     )
     try:
         return _counted(plan.model, plan.vocab_size, plan.head, plan.new_tokens, plan.adapter, options)
     except (AttributeError, NotImplementedError, RuntimeError) as error:
+        if options.is_compiled:  # `torch.compile` would split such a layer, and keep up to as much as without
+            return _passes(replace(plan, compile=False))
         raise InvalidOption(
             f"activations of model={plan.model!r} cannot be counted without data ({type(error).__name__}: {error}). "
             "check_memory=False leaves the check out."

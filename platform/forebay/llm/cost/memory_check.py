@@ -122,6 +122,7 @@ def memory_plan(
         head=spec.head,
         new_tokens=spec.new_tokens,
         loss_kernel=recipe.loss_kernel,
+        compile=spec.compile,
         on_gpu=device.type == "cuda",
     )
 

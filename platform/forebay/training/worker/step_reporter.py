@@ -100,6 +100,8 @@ class StepReports:
             self._send()
 
     def _send(self) -> None:
+        if not self._unsent:
+            return
         unsent, self._unsent = self._unsent, []
         numbers = iter(read_together([each for metrics, _ in unsent for pair in metrics.values() for each in pair]))
         steps: list[Reported] = []
@@ -107,5 +109,4 @@ class StepReports:
             pairs = {name: (next(numbers), next(numbers)) for name in metrics}
             means = {name: total / weight for name, (total, weight) in pairs.items() if weight > 0}
             steps.append(Reported(metrics=means, **place))  # type: ignore[arg-type]
-        if steps:
-            self._reporter.report(*steps)
+        self._reporter.report(*steps)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import transformers
 from torch import nn
@@ -18,7 +19,7 @@ from torch import nn
 from forebay import llm
 from forebay.data.loader.batch import Batch
 from forebay.llm.chat.documents import Document
-from forebay.llm.cost.memory import estimate_memory
+from forebay.llm.cost.memory import MemoryPlan, estimate_memory
 from forebay.llm.loss import model_outputs, token_loss
 from forebay.llm.packing import RowLayout, arrange, num_targets
 from forebay.training.collectives.collective import SingleProcessCollective
@@ -60,6 +61,7 @@ class PeakCase:
     quantization: Any = None
     head: Any = "tokens"
     new_tokens: int = 0
+    compile: bool = False
 
 
 LORA = llm.Lora(r=8)
@@ -100,6 +102,14 @@ MORE = [
     PeakCase(model="large vocabulary", head="reward"),
     PeakCase(model="large vocabulary", head="reward", adapter=LORA, dtype="bf16"),
     PeakCase(new_tokens=3000),
+    PeakCase(compile=True),
+    PeakCase(compile=True, dtype="bf16"),
+    PeakCase(compile=True, dtype="bf16", adapter=LORA),
+    PeakCase(compile=True, dtype="bf16", checkpointing=True),
+    PeakCase(compile=True, model="qwen3", dtype="bf16"),
+    PeakCase(compile=True, model="gemma3"),
+    PeakCase(compile=True, model="mixtral", dtype="bf16"),
+    PeakCase(compile=True, model="deep", seq_len=512, rows=1),
     PeakCase(model="deep", seq_len=512, rows=1),
     PeakCase(model="deep", seq_len=512, rows=1, checkpointing=True, dtype="bf16"),
     PeakCase(model="deep", seq_len=128, rows=ROWS, adapter=LORA),
@@ -167,6 +177,7 @@ def test_estimate_is_at_most_a_tenth_above_what_is_allocated(
 ) -> None:
     monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # its thread has no end
     torch.manual_seed(0)
+    torch.compiler.reset()  # which compiles a function for a few cases only
     transformers.AutoModelForCausalLM.from_config(MODELS[case.model]()).save_pretrained(tmp_path)
     recipe = llm.Recipe(
         model=llm.ModelSpec(
@@ -177,6 +188,7 @@ def test_estimate_is_at_most_a_tenth_above_what_is_allocated(
             attn=case.attn,
             gradient_checkpointing=case.checkpointing,
             quantization=case.quantization,
+            compile=case.compile,
         ),
         adapter=case.adapter,
         per_device_batch=case.rows,
@@ -187,3 +199,31 @@ def test_estimate_is_at_most_a_tenth_above_what_is_allocated(
     estimate = estimate_memory(replace(plan, global_batch=ROWS))
     taken = measured(recipe, case.seq_len)
     assert taken <= estimate.total <= 1.1 * taken, f"{estimate.total / taken:.3f} {estimate.device}"
+
+
+@pytest.mark.variation("a large model")
+@pytest.mark.parametrize(
+    ("measured_gib", "options"),
+    [
+        (35.23, {"attn": "sdpa"}),
+        (33.99, {}),
+        (21.6, {"weights": "bf16", "compile": True}),
+        (20.83, {"finetuning": "lora", "weights": "float32"}),
+        (12.6, {"finetuning": "lora", "compile": True}),
+    ],
+)
+def test_estimate_is_at_most_a_tenth_above_what_a_gpu_took(
+    tmp_path: Path, measured_gib: float, options: dict[str, Any]
+) -> None:
+    """Peaks of `bench.device.llm_speed` on an H200 (docs/llm-memory.md)."""
+    sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config = transformers.LlamaConfig(
+        **WIDE | sizes | {"num_hidden_layers": 16, "vocab_size": 32_000}, head_dim=64, tie_word_embeddings=True
+    )
+    config.save_pretrained(tmp_path)
+    safetensors.torch.save_file({"unread": torch.zeros(1)}, tmp_path / "model.safetensors")
+    plan = MemoryPlan(
+        model=str(tmp_path), seq_len=2048, per_device_batch=4, global_batch=8, gradient_checkpointing=False, **options
+    )
+    taken = measured_gib * 2**30
+    assert taken <= estimate_memory(plan).total <= 1.1 * taken
