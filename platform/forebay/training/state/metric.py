@@ -74,17 +74,3 @@ def weighted(name: str, value: Metric) -> tuple[Scalar, Scalar]:
     if isinstance(value, WeightedMean):
         return scalar(name, value.total), scalar(name, value.weight)
     return scalar(name, value), 1.0
-
-
-def read_together(scalars: Sequence[Scalar]) -> list[float]:
-    """Return numbers, with one copy from each device."""
-    read = [0.0 if isinstance(each, torch.Tensor) else each for each in scalars]
-    by_device: dict[torch.device, list[int]] = {}
-    for index, each in enumerate(scalars):
-        if isinstance(each, torch.Tensor):
-            by_device.setdefault(each.device, []).append(index)
-    for indices in by_device.values():
-        numbers = torch.stack([torch.as_tensor(scalars[index]) for index in indices]).tolist()
-        for index, number in zip(indices, numbers, strict=True):
-            read[index] = number
-    return read

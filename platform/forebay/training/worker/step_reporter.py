@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from forebay.events import MAX_STEPS, BatchesCut, EpochEnded, Evaluated, Event, Reported, Reporter
 from forebay.training.state.data_progress import PendingBatches
 from forebay.training.state.known_reports import unknown
-from forebay.training.state.metric import Metric, Scalar, read_together, weighted
+from forebay.training.state.metric import Metric, Scalar, weighted
 from forebay.world import World
 
 
@@ -103,10 +105,24 @@ class StepReports:
         if not self._unsent:
             return
         unsent, self._unsent = self._unsent, []
-        numbers = iter(read_together([each for metrics, _ in unsent for pair in metrics.values() for each in pair]))
+        numbers = iter(_read_together([each for metrics, _ in unsent for pair in metrics.values() for each in pair]))
         steps: list[Reported] = []
         for metrics, place in unsent:
             pairs = {name: (next(numbers), next(numbers)) for name in metrics}
             means = {name: total / weight for name, (total, weight) in pairs.items() if weight > 0}
             steps.append(Reported(metrics=means, **place))  # type: ignore[arg-type]
         self._reporter.report(*steps)
+
+
+def _read_together(scalars: Sequence[Scalar]) -> list[float]:
+    """Return numbers, with one copy from each device."""
+    read = [0.0 if isinstance(each, torch.Tensor) else each for each in scalars]
+    by_device: dict[torch.device, list[int]] = {}
+    for index, each in enumerate(scalars):
+        if isinstance(each, torch.Tensor):
+            by_device.setdefault(each.device, []).append(index)
+    for indices in by_device.values():
+        numbers = torch.stack([torch.as_tensor(scalars[index]) for index in indices]).tolist()
+        for index, number in zip(indices, numbers, strict=True):
+            read[index] = number
+    return read
