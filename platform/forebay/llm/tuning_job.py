@@ -40,6 +40,7 @@ from forebay.llm.router_loss import check_router_loss
 from forebay.llm.samples import HeldOutPrompt, held_out_prompts
 from forebay.llm.source.hub_model import pinned_model
 from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
+from forebay.llm.source.text_files import refuse_within
 from forebay.llm.source.token_source import TokenSource
 from forebay.llm.source.tokenizers import TokenizerSpec, tokenizer
 from forebay.llm.token_batch import pair_rows, token_rows
@@ -83,6 +84,7 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
 
     def prepared(data: str, spec: TokenizerSpec) -> PreparedTokens:
         rows = {name: value for name, value in _row_options(options).items() if value is not None}
+        refuse_within(data, "storage", options.storage)
         source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **rows)
         found = prepared_tokens(prepare(source, into=into))
         check_model(options.model, found, answers=answers, new_tokens=len(spec.new_tokens))

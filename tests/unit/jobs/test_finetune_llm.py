@@ -272,7 +272,7 @@ def test_a_resumed_run_shares_base_adapter_data_and_rows(
     assert refusal(**usual) is None
     for options, text in (
         ({"lora_r": 8}, r"begun with adapter = lora r=4 .* this job has adapter = lora r=8 .*Set adapter back"),
-        ({"finetuning": "full"}, r"adapter = lora r=4 .* this job has adapter = none"),
+        ({"finetuning": "full", "lora_r": 16}, r"adapter = lora r=4 .* this job has adapter = none"),
         ({"finetuning": "qlora"}, r"begun with model = model \(\w+\), and this job has model = model \(\w+\) in nf4"),
         ({"seq_len": 64}, r"begun with seq_len = 128, and this job has seq_len = 64"),
         ({"template": "chatml"}, r"begun with template = \w{12}, and this job has template = \w{12}"),

@@ -24,6 +24,7 @@ from forebay.llm.score.shards import ShardLayout
 from forebay.llm.score.source.finding import find_source
 from forebay.llm.score.source.row_source import RowSource
 from forebay.llm.score.tasks import ScoreTask
+from forebay.llm.source.text_files import refuse_within
 from forebay.storage.credentials import Access, without_credentials
 from forebay.storage.filesystem import resolve
 
@@ -69,6 +70,7 @@ def score_rows(
     """
     if not request.to:
         raise InvalidOption("to='' names no folder. Give one: a variable of a shell may be unset.")
+    refuse_within(request.data, "to", request.to)
     setup = set_up(request, prompt, engine)
     keep_plan(setup.plan, setup.spec.folder.uri)
     layout, existing = setup.layout, setup.spec.folder.existing()

@@ -14,7 +14,8 @@ from forebay.data.sources.scan import scan
 from forebay.errors import InvalidOption
 from forebay.llm.source.hub_data import HUB, hub_files
 from forebay.runtime.uris import split_options
-from forebay.storage.filesystem import resolve
+from forebay.storage.filesystem import path_below, resolve
+from forebay.storage.globs import fixed_part, is_hidden_path, is_pattern
 from forebay.storage.versions import FoundFile
 
 SPAN_BYTES = 16 << 20
@@ -81,6 +82,27 @@ def find_text_files(data: Uri | Sequence[Uri]) -> TextFiles:
     if "arrow" in formats:
         _refuse_splits(files)
     return TextFiles(format=next(iter(formats)), files=files)
+
+
+def refuse_within(data: Uri | Sequence[Uri], option: str, folder: str) -> None:
+    """Raise `InvalidOption` if what is written into `folder` would be read as `data`.
+
+    `option` names the folder.
+    """
+    name = _name_of(folder)
+    for each in [data] if isinstance(data, str | PathLike) else data:
+        root = _name_of(str(each))
+        root = fixed_part(root) if is_pattern(root) else root
+        if f"{name}/".startswith(f"{root}/") and not is_hidden_path(f"{path_below(name, root)}/part.parquet"):
+            raise InvalidOption(
+                f"{option}={folder!r} lies within data={str(each)!r}, so what is written there would be read too. "
+                "Give a folder outside of the data, or one that begins with _, which is not read.",
+                option=option,
+            )
+
+
+def _name_of(uri: str) -> str:
+    return split_options(uri if "://" in uri else resolve(uri).uri)[0].rstrip("/")
 
 
 def scan_parquet(found: TextFiles) -> Manifest:

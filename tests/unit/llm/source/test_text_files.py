@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forebay.errors import InvalidDocument, InvalidOption, NoFiles
-from forebay.llm.source.text_files import cut_spans, find_text_files, scan_parquet
+from forebay.llm.source.text_files import cut_spans, find_text_files, refuse_within, scan_parquet
 from forebay.llm.source.text_rows import rows_of
 
 ROWS = [{"id": number, "text": "é" * (number % 9) + "x"} for number in range(23)]
@@ -59,6 +60,25 @@ def test_what_cannot_be_decoded_is_named_by_its_line(tmp_path: Path) -> None:
         f"{path}, line 4: the line is a JSON list, not an object",
     ]
     assert str(found[3]).startswith(f"{path}, line 5: the line is not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("data", "folder", "is_refused"),
+    [
+        ("lake", "lake/runs", True),
+        ("lake", "lake", True),
+        ("lake/*.jsonl", "lake/runs", True),
+        ("s3://bucket/lake?region=x", "s3://bucket/lake/runs", True),
+        (["other", "lake/"], "lake/deep/runs", True),
+        ("lake", "lake/_runs", False),
+        ("lake", "lake-runs", False),
+        ("lake/a.jsonl", "lake/runs", False),
+        ("hf:org/lake", "runs", False),
+    ],
+)
+def test_a_folder_within_the_data_is_refused(data: Any, folder: str, *, is_refused: bool) -> None:
+    with pytest.raises(InvalidOption, match="storage=.*lies within data=") if is_refused else nullcontext():
+        refuse_within(data, "storage", folder)
 
 
 def test_places_of_rows(write: Callable[..., Path]) -> None:
