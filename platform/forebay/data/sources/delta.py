@@ -47,7 +47,8 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tupl
     location = resolve_source(uri)
     _refuse_other_stores(location)
     boundary = Boundary(table=f"The Delta Lake table {location.uri}", root=location, allowed=allowed)
-    vectors = read_log(location, version, boundary, policy)
+    # A commit after the log was read is of the next version: deltalake would show its files with vectors of this one.
+    version, vectors = read_log(location, version, boundary, policy)
     table, errors = _open(location, version)
     name = f"version {table.version()} of the Delta Lake table {location.uri}"
     _refuse_mapped_columns(table, name)

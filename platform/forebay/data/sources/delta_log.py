@@ -73,10 +73,11 @@ class _LogFile(NamedTuple):
 
 def read_log(
     location: Location, version: int | None, boundary: Boundary, policy: ReadPolicy
-) -> Mapping[str, Vector | None]:
+) -> tuple[int | None, Mapping[str, Vector | None]]:
     """Check the files that deltalake reads besides the log, and find deletion vectors.
 
-    Returns the vector of each file that the log has added, by its path there. Empty if no file has a vector.
+    Returns the version, which is the newest one in the log if `version` is None, and the vector of each file that the
+    log has added, by its path there. The mapping is empty if no file has a vector.
 
     Raises:
         InvalidOption: A sidecar of a checkpoint or a file of deletion vectors is outside of the boundary, or the log
@@ -90,6 +91,8 @@ def read_log(
         _LogFile(number, folder.child(name))
         for number, name in _read_for([info for info in infos if info.type == fs.FileType.File], version)
     ]
+    if version is None:
+        version = max((file.version for file in files), default=None)
     for is_needed in (False, True):
         found = _read_files(files, boundary, policy, is_needed=is_needed)
         sidecars = [
@@ -99,10 +102,10 @@ def read_log(
         ]
         found += _read_files(sidecars, boundary, policy, is_needed=is_needed)
         if not any(vector for facts in found for vector in facts.added.values()):
-            return {}
+            return version, {}
     # A later action of a path counts more. Files of one version say the same about it.
     order = sorted(zip([*files, *sidecars], found, strict=True), key=lambda pair: pair[0].version)
-    return {path: vector for _, facts in order for path, vector in facts.added.items()}
+    return version, {path: vector for _, facts in order for path, vector in facts.added.items()}
 
 
 def _refuse_odd(folder: Location, infos: Sequence[fs.FileInfo]) -> None:
@@ -136,8 +139,8 @@ def _read_for(infos: list[fs.FileInfo], version: int | None) -> Iterator[tuple[i
     oldest = max((number for number in whole if number <= wanted), default=0)
     for info in infos:
         match = _VERSION.fullmatch(info.base_name)
-        if match and oldest <= int(match[2] or match[1]) and int(match[1]) <= wanted:
-            yield int(match[2] or match[1]), info.base_name
+        if match and oldest <= (last := int(match[2] or match[1])) <= wanted:
+            yield last, info.base_name
 
 
 def _read_file(file: _LogFile, boundary: Boundary, policy: ReadPolicy, *, is_needed: bool) -> _Facts:

@@ -15,12 +15,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.data.sources.lake.delta_commits import commit_vector, z85
+from tests.unit.data.sources.lake.delta_commits import commit_deletion_vector, commit_vector, z85
 from tests.unit.data.sources.lake.iceberg_commits import catalog_at, commit_files, delete_file
 
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.sources import delta
 from forebay.data.sources.deletion_vectors import num_rows, row_spans
+from forebay.data.sources.delta_log import read_log
 from forebay.errors import CorruptFile, ForebayError, InvalidOption
 
 MAGIC = struct.pack("<I", 1681511377)
@@ -112,6 +114,9 @@ def test_a_table_has_the_rows_of_deltalake_in_every_version(kind: str, tmp_path:
         where = {"i": z85(padded), "u": name, "p": path.as_uri()}[kind]
         facts: dict[str, Any] = {"storageType": kind, "pathOrInlineDv": where, "sizeInBytes": len(vector)}
         commit_vector(table, -1, version, **facts | ({} if kind == "i" else {"offset": begin}))
+    log = table / "_delta_log"
+    # Of both commits: no reader of version 1 takes it.
+    (log / f"{1:020}.{2:020}.compacted.json").write_text((log / f"{2:020}.json").read_text())
     deltalake.DeltaTable(table).create_checkpoint()
     deltalake.DeltaTable(table).restore(0)
     deltalake.DeltaTable(table).restore(1)
@@ -121,6 +126,26 @@ def test_a_table_has_the_rows_of_deltalake_in_every_version(kind: str, tmp_path:
         wanted = pa.table(deltalake.DeltaTable(table, version=version).scan())["id"].to_pylist()
         assert sorted(read) == sorted(wanted)
         assert ids is None or sorted(read) == sorted(ids)
+
+
+@pytest.mark.parametrize("has_vector", [True, False])
+def test_a_commit_after_the_log_was_read_is_of_the_next_version(
+    has_vector: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = delta_at(tmp_path / "t")
+    if has_vector:
+        commit_deletion_vector(table, 0, [0, 2], version=1)
+    version = int(has_vector)
+
+    def read_first(*arguments: Any) -> Any:
+        found = read_log(*arguments)
+        commit_deletion_vector(table, -1, [2, 9], version=version + 1)
+        return found
+
+    monkeypatch.setattr(delta, "read_log", read_first)
+    found = fb.scan(table, footers=False)
+    read = RowGroupReader(found).read(0)["id"].to_pylist()
+    assert (found.snapshot, read) == (f"delta {version}", sorted({*range(10)} - ({0, 2} if has_vector else set())))
 
 
 @pytest.mark.parametrize(
