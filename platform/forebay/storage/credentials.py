@@ -13,7 +13,7 @@ from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus, unquote
 
-from forebay.errors import InvalidOption
+from forebay.errors import ForebayError, InvalidOption
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.runtime.uris import SCHEME, split_options, with_options
 
@@ -185,6 +185,9 @@ def redacted(error: Exception) -> Exception:
     """
     if not any(redact(str(one)) != str(one) for one in _chain(error)):
         return error
+    if isinstance(error, ForebayError):
+        facts = {name: redact(fact) if isinstance(fact, str) else fact for name, fact in error.facts.items()}
+        return type(error)(redact(str(error)), **facts)
     kind: type[Exception] = next((kind for kind in _KEPT_KINDS if isinstance(error, kind)), RuntimeError)
     return kind(redact(str(error)))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, NoFiles
 from forebay.storage import credentials
 from forebay.storage.credentials import (
     Access,
@@ -118,6 +118,14 @@ def test_errors_are_blotted_out_in_every_spelling_and_in_their_causes() -> None:
     with pytest.raises(FileNotFoundError) as caught, redacting():
         _raise_from(FileNotFoundError("gone"), ValueError("open/sesame+please"))
     assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_errors_of_forebay_keep_their_kind() -> None:
+    """Commands print them without a traceback, and `except` clauses look for them."""
+    with pytest.raises(NoFiles, match=r"^ftp://u:\*\*\*@h/x has no file$") as caught, redacting():
+        _raise_from(NoFiles("ftp://u:sesame@h/x has no file", uri="ftp://u:sesame@h/x", rows=3), OSError("404"))
+    assert caught.value.facts == {"uri": "ftp://u:***@h/x", "rows": 3}
     assert caught.value.__suppress_context__
 
 
