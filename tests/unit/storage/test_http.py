@@ -142,8 +142,9 @@ def test_a_listing_without_a_common_folder_logs_no_token(
     assert TOKEN not in caplog.text
 
 
-def test_uris_that_differ_in_credentials_alone_are_refused(server: AnsweringServer) -> None:
-    uris = [f"http://{server.host}/a.parquet?code={word}" for word in ("first-code", "second-code")]
+@pytest.mark.parametrize("other", ["?code=second-code", ""])
+def test_uris_that_differ_in_credentials_alone_are_refused(server: AnsweringServer, other: str) -> None:
+    uris = [f"http://{server.host}/a.parquet{option}" for option in ("?code=first-code", other)]
     with pytest.raises(InvalidOption, match="differ in their credentials alone") as caught:
         fb.scan(uris, footers=False, policy=QUICK)
     assert "-code" not in str(caught.value)

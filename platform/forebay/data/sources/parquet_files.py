@@ -104,7 +104,8 @@ def _refuse_one_name(uris: Sequence[Uri], locations: Sequence[Location]) -> None
     given: dict[str, str] = {}
     for uri, location in zip(uris, locations, strict=True):
         text = os.fspath(uri)
-        if given.setdefault(location.uri, text) != text and has_credentials(text):
+        other = given.setdefault(location.uri, text)
+        if other != text and (has_credentials(text) or has_credentials(other)):
             raise InvalidOption(
                 f"Two URIs differ in their credentials alone, and are both {location.uri}: a manifest could not tell "
                 "them apart. Name the file once.",
