@@ -65,11 +65,11 @@ class Reported:
     """Metrics of one step, as rank 0 saw them.
 
     Reported are the first `MAX_STEPS` of a run, the last one of an epoch, and of others about ten a second. They arrive
-    about ten times a second, several together. `step` counts commits from 1 over the whole run. `position` is the
-    number of rows of epoch `epoch` passed after this step. `rows` is the number of global rows trained since the run
-    began, over all epochs. `wait_s` is the number of seconds that rank 0 has waited for data since its process began.
-    `global_batch` is the number of rows per step. A loss that was multiplied by `batch.weight` is rank 0's share of the
-    global batch. `EpochEnded` carries the mean over all ranks.
+    about ten times a second and before each checkpoint, several together. `step` counts commits from 1 over the whole
+    run. `position` is the number of rows of epoch `epoch` passed after this step. `rows` is the number of global rows
+    trained since the run began, over all epochs. `wait_s` is the number of seconds that rank 0 has waited for data
+    since its process began. `global_batch` is the number of rows per step. A loss that was multiplied by `batch.weight`
+    is rank 0's share of the global batch. `EpochEnded` carries the mean over all ranks.
     """
 
     step: int

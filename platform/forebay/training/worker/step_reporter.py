@@ -70,7 +70,7 @@ class StepReports:
     def emit(self, event: Event) -> None:
         """Report `event`, after the steps before it."""
         if self._is_first:
-            self._send()
+            self.send()
             self._reporter.report(event)
 
     def catch_up(self, evaluations: Sequence[Evaluated], ended: Sequence[EpochEnded]) -> None:
@@ -99,9 +99,13 @@ class StepReports:
             self._unsent.append(({name: weighted(name, value) for name, value in metrics.items()}, place))
         if sends:
             self._sent_at = now
-            self._send()
+            self.send()
 
-    def _send(self) -> None:
+    def send(self) -> None:
+        """Send the steps that wait.
+
+        Before a checkpoint: no later worker trains and reports them.
+        """
         if not self._unsent:
             return
         unsent, self._unsent = self._unsent, []

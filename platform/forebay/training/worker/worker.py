@@ -503,9 +503,10 @@ class Worker:
 
         Then none is saved.
         """
+        if verdict.action is Action.GO_ON:
+            return False
+        self._step_reports.send()
         match verdict.action:
-            case Action.GO_ON:
-                return False
             case Action.WARN:
                 self._step_reports.emit(Warned(reason=verdict.reason, step=verdict.step or self.step))
                 return False
@@ -528,6 +529,7 @@ class Worker:
         self._step_reports.emit(RolledBack(reason=verdict.reason, skipped_rows=num_rows(skipped), **at))
 
     def _save_checkpoint(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
+        self._step_reports.send()
         self._checkpoints.save(lambda: self._state.snapshot(facts, states))
         self._progress.mark_saved()
         if self.resize_to is not None:

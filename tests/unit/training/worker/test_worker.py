@@ -199,6 +199,15 @@ def test_first_steps_are_all_reported_whatever_their_speed(
     ]
 
 
+def test_steps_in_a_checkpoint_were_reported_when_a_worker_dies(
+    make_run: Callable[..., WorkerRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.training.worker.step_reporter.REPORT_EVERY_S", 1e6)
+    run = make_run(checkpoint_every=4)
+    run.train(die_at=10)
+    assert [event.step for event in run.recorder.of(Reported)] == [*range(1, 9)]
+
+
 def test_later_steps_are_thinned_but_for_the_last_of_an_epoch(
     make_run: Callable[..., WorkerRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -299,6 +299,16 @@ def test_run_that_keeps_being_rejected_has_diverged(make_run: MakeRun) -> None:
     assert DirectoryStore(run.folder).newest().step == 4  # type: ignore[union-attr]
 
 
+def test_steps_that_a_monitor_rejects_were_reported(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.training.worker.step_reporter.REPORT_EVERY_S", 1e6)
+    whole = make_run("whole", epochs=1)
+    whole.train()
+    run = make_run(epochs=1, monitors=(Objection(frozenset([whole.batches[4][0]]), Action.FAIL),))
+    with pytest.raises(Diverged):
+        run.train()
+    assert [event.step for event in run.recorder.of(Reported)] == [1, 2, 3, 4, 5]
+
+
 def test_monitor_stops_a_run_before_it_is_saved(make_run: MakeRun) -> None:
     whole = make_run("whole", epochs=1)
     whole.train()
