@@ -16,7 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.data.sources.lake.delta_commits import commit_deletion_vector, commit_vector, z85
-from tests.unit.data.sources.lake.iceberg_commits import catalog_at, commit_files, delete_file
+from tests.unit.data.sources.lake.iceberg_commits import (
+    catalog_at,
+    commit_files,
+    delete_file,
+    position_file,
+    vector_file,
+)
 
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
@@ -233,6 +239,18 @@ def test_a_damaged_vector_of_iceberg_is_refused(case: str, tmp_path: Path) -> No
     commit_files(catalog, "db.t", [puffin_of(table, data, blob, **facts)])
     with pytest.raises(InvalidOption if case not in ("high key", "all rows") else CorruptFile, match=error):
         fb.scan(table.refresh().metadata_location, footers=False)
+
+
+@pytest.mark.parametrize("kind", ["positions", "vector"])
+def test_deleted_rows_of_iceberg_are_left_out(kind: str, tmp_path: Path) -> None:
+    """Also those of two delete files, not sorted, and one of them in both."""
+    catalog = catalog_at(tmp_path)
+    table = catalog.create_table("db.t", pa.schema([("id", pa.int64())]))
+    table.append(pa.table({"id": np.arange(10)}))
+    data = next(iter(table.scan().plan_files())).file
+    deletes = [position_file(table, data, rows) for rows in ([7, 1, 3], [2, 3])]
+    commit_files(catalog, "db.t", deletes if kind == "positions" else [vector_file(table, data, [1, 2, 3, 7])])
+    assert ids_of(table.refresh().metadata_location) == [0, 4, 5, 6, 8, 9]
 
 
 def test_a_table_with_vectors_and_widened_types(tmp_path: Path) -> None:
