@@ -81,6 +81,13 @@ def test_rows_that_no_memory_holds(memory_manifest: Make, tmp_path: Path, suffix
         load_manifest(tmp_path / f"m.{suffix}")
 
 
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_below_0(memory_manifest: Make, tmp_path: Path, suffix: str) -> None:
+    save_manifest(memory_manifest([5, -2]), tmp_path / f"m.{suffix}")
+    with pytest.raises(InvalidOption, match="rows below 0"):
+        load_manifest(tmp_path / f"m.{suffix}")
+
+
 def test_a_mask_that_no_memory_holds(memory_manifest: Make) -> None:
     with pytest.raises(LimitReached, match=f"part-000000.parquet claims {1 << 43} rows"):
         memory_manifest([1 << 43]).keeps(0)

@@ -14,12 +14,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.fuzz.mutants import thrift
+from tests.unit.data.sources.lake.delta_commits import commit_deletion_vector
 
 from forebay.data.manifest.manifest import Field
 from forebay.data.parquet.footer import FooterSizes, fetch_footer
 from forebay.data.sources import file_scan
 from forebay.data.sources.scan import scan
-from forebay.errors import CorruptFile, InvalidOption, MissingColumn, MixedSchemas, NoFiles, ReadFailed
+from forebay.errors import CorruptFile, InvalidOption, LimitReached, MissingColumn, MixedSchemas, NoFiles, ReadFailed
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.retry import ReadPolicy
 
@@ -152,6 +154,31 @@ def test_a_footer_of_rubbish(parquet_folder: Folder, alter: Alter) -> None:
     alter(path, {size - 9 - place: 0xA5 for place in range(0, 400, 3)})
     with pytest.raises(CorruptFile, match="corrupt: its"):
         scan(path)
+
+
+@pytest.mark.parametrize(("rows", "has_deletes"), [(1 << 50, False), (1 << 43, True)])
+def test_a_footer_of_more_rows_than_memory_holds(tmp_path: Path, rows: int, has_deletes: bool) -> None:
+    """A plan of them, or the mask of those that a table has not deleted."""
+    table = tmp_path / "t"
+    if has_deletes:
+        pytest.importorskip("deltalake").write_deltalake(table, pa.table({"id": range(10)}))
+        commit_deletion_vector(table, 0, [0, 2], version=1)
+    else:
+        table.mkdir()
+        pq.write_table(pa.table({"id": range(10)}), table / "a.parquet")
+    (path,) = table.glob("*.parquet")
+    whole = path.read_bytes()
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    footer, _ = thrift.read_struct(whole, start)
+    (group,) = footer.get(4).values
+    footer.set(3, rows)
+    group.set(3, rows)
+    for column in group.get(1).values:
+        column.get(3).set(5, rows)
+    changed = thrift.write(footer)
+    path.write_bytes(whole[:start] + changed + len(changed).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(LimitReached, match=rf"{path.name} claims {rows} rows in"):
+        scan(table, footers=False)
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.variation) for seed in range(1, 5))])
