@@ -243,7 +243,7 @@ def test_a_damaged_vector_of_iceberg_is_refused(case: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["positions", "vector"])
 def test_deleted_rows_of_iceberg_are_left_out(kind: str, tmp_path: Path) -> None:
-    """Also those of two delete files, not sorted, and one of them in both."""
+    """Also rows of two delete files, not sorted, with one row in both."""
     catalog = catalog_at(tmp_path)
     table = catalog.create_table("db.t", pa.schema([("id", pa.int64())]))
     table.append(pa.table({"id": np.arange(10)}))
