@@ -121,6 +121,12 @@ def test_errors_are_blotted_out_in_every_spelling_and_in_their_causes() -> None:
     assert caught.value.__suppress_context__
 
 
+@pytest.mark.parametrize("scheme", ["s3", "http", "https"])
+def test_a_key_or_token_is_hidden_wherever_a_text_has_it(scheme: str) -> None:
+    without_credentials(f"{scheme}://mine-77@b/x")
+    assert redact("refused: mine-77") == "refused: ***"
+
+
 def test_errors_of_forebay_keep_their_kind() -> None:
     """Commands print them without a traceback, and `except` clauses look for them."""
     with pytest.raises(NoFiles, match=r"^ftp://u:\*\*\*@h/x has no file$") as caught, redacting():

@@ -150,6 +150,14 @@ def test_uris_that_differ_in_credentials_alone_are_refused(server: AnsweringServ
     assert "-code" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "500.metadata.json"])
+@pytest.mark.parametrize(("login", "options"), [(f"{TOKEN}@", ""), ("", f"?code={TOKEN}")])
+def test_errors_about_tables_show_no_token(server: AnsweringServer, login: str, options: str, name: str) -> None:
+    with pytest.raises(ForebayError) as caught:
+        fb.scan(f"http://{login}{server.host}/{name}{options}", version=3, footers=False, policy=QUICK)
+    assert name in str(caught.value) and TOKEN not in str(caught.value)
+
+
 def test_a_uri_that_a_library_does_not_take() -> None:
     with pytest.raises(InvalidOption, match="not a URI that fsspec accepts"):
         fb.scan(f"github://{TOKEN}@org/a.parquet", footers=False, policy=QUICK)
