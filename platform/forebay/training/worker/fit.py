@@ -62,8 +62,11 @@ def fit(
 
 
 def _evaluated(worker: Worker, model: nn.Module, evaluate: Evaluate) -> Mapping[str, float]:
+    # Of each module: a model may be trained with some of its layers, or all of them, in eval mode.
+    trained = [module for module in model.modules() if module.training]
     model.eval()
     with torch.no_grad():
         metrics = evaluate(worker, model)
-    model.train()
+    for module in trained:
+        module.training = True
     return metrics
