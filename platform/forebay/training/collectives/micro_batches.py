@@ -61,7 +61,8 @@ class MicroBatches:
                 "Name an array with one number per row.",
                 weigh_by=self.weigh_by,
             )
-        own = float(batch.on_host(self.weigh_by).sum()) if batch.weight else 0.0
+        # In float64: a sum of float16 numbers in their own dtype overflows at 65,504.
+        own = float(batch.on_host(self.weigh_by).sum(dtype=np.float64)) if batch.weight else 0.0
         total = float(collective.all_reduce(np.array([own]))[0])
         return replace(self, scale=ranks / total if total else 0.0)
 

@@ -150,3 +150,11 @@ def test_unknown_array_and_no_rows_are_refused() -> None:
         MicroBatches(weigh_by="targets").over(batch, SingleProcessCollective(), ranks=1)
     with pytest.raises(InvalidOption, match="micro_rows=0"):
         MicroBatches(rows=0)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int8])
+def test_weights_of_any_dtype_are_added_up_without_overflow(make_data: Callable[..., Data], dtype: type) -> None:
+    [batch, *_] = list(Loader(make_data(rows=(2000, 1000, 1, 1), global_batch=3000)))
+    batch["weights"] = torch.from_numpy(np.full(batch.num_rows, 100, dtype))
+    weighed = MicroBatches(weigh_by="weights").over(batch, SingleProcessCollective(), ranks=1)
+    assert weighed.scale == 1 / (100 * batch.num_rows)
