@@ -58,18 +58,20 @@ class TableNorms:
 
         Never waits for the device.
         """
-        if not self.num_rows:
+        weight = self._weight
+        if not len(weight):
             return
-        norms = _norms(self._weight[self.row : self.row + self._slice])
-        self._longest = torch.maximum(self._longest, norms.max())
-        self._runaway = self._runaway + (norms > limit).sum()
-        self.row += self._slice
-        if self.row >= self.num_rows:
+        if self.row < len(weight):  # An open table may have lost rows since the last slice.
+            norms = _norms(weight[self.row : self.row + self._slice])
+            self._longest = torch.maximum(self._longest, norms.max())
+            self._runaway = self._runaway + (norms > limit).sum()
+            self.row += self._slice
+        if self.row >= len(weight):
             self.row, self._runaway_before = 0, self._runaway
             self._runaway = torch.zeros_like(self._runaway)
         ids, self._looked_up = self._looked_up, None
         if ids is not None and ids.numel():
-            self._longest = torch.maximum(self._longest, _norms(self._weight[_sample(ids, turn)]).max())
+            self._longest = torch.maximum(self._longest, _norms(weight[_sample(ids, turn)]).max())
         self.is_measured = True
 
     def pop_norms(self) -> Tensor:

@@ -16,7 +16,7 @@ from forebay.training.monitors.embedding_norms import EVERY, EmbeddingNorms, Liv
 from forebay.training.monitors.loss_spikes import LossSpikes
 from forebay.training.monitors.monitor import Action, Verdict
 from forebay.training.monitors.nan_guard import NanGuard
-from forebay.training.state.setup import TrainSetup
+from forebay.training.state.setup import LocalParts, LocalTable, TrainSetup
 
 
 def begin(monitor: Any, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Any:
@@ -78,6 +78,30 @@ def test_the_sweep_reaches_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"is row {row} with 4" in live.verdict().reason
         with torch.no_grad():
             model[0].weight[row] = 0.0
+
+
+def test_a_table_may_lose_rows_between_two_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of an open vocabulary does, whose ids are evicted."""
+    monkeypatch.setattr(table_norms, "SLICE_NUMBERS", 40)
+    rows = torch.ones(97, 4)
+    table = LocalTable(name="open", weight=lambda: rows, id_of=lambda row: row, feature=str)
+    setup = TrainSetup(
+        model=nn.Module(),
+        optimizer=torch.optim.SGD([torch.zeros(1)]),
+        device=torch.device("cpu"),
+        world_size=1,
+        parts=LocalParts(tables=(table,)),
+    )
+    live = EmbeddingNorms(10).attach(setup)
+    pass_steps(live, 6 * EVERY)
+    rows = torch.full((12, 4), 50.0)
+    pass_steps(live, 3 * EVERY)
+    assert (
+        "12 of the 12 rows of 'open' are longer than limit=10, the longest is row 0" in live.verdict().reason
+    )
+    rows = torch.zeros(0, 4)
+    pass_steps(live, 3 * EVERY)
+    assert live.verdict().action is Action.GO_ON
 
 
 def test_rows_that_were_looked_up_are_measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
