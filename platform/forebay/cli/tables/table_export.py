@@ -32,13 +32,14 @@ class ExportedTable:
 
     `files` are its safetensors, its rows as a NumPy array, and the id of each row.
 
-    An open table has one more, the row of all other ids.
+    An open table has one more, the row of all other ids. `padding_id` stands for no id: its row is zero.
     """
 
     name: str
     rows: int
     dim: int
     files: tuple[str, ...]
+    padding_id: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,11 @@ def _facts(tables: SavedTables, name: str) -> ExportedTable:
     rows, dim = tables.shape(name)
     more = () if tables.shared_row(name) is None else (f"{name}.{_SHARED}.npy",)
     return ExportedTable(
-        name=name, rows=rows, dim=dim, files=(f"{name}.safetensors", f"{name}.npy", f"{name}.ids.npy", *more)
+        name=name,
+        rows=rows,
+        dim=dim,
+        files=(f"{name}.safetensors", f"{name}.npy", f"{name}.ids.npy", *more),
+        padding_id=tables.padding_id(name),
     )
 
 
@@ -111,7 +116,10 @@ def _arrays(tables: SavedTables, name: str) -> dict[str, Tensor]:
     # An open table may have no row yet.
     ids, order = torch.cat([torch.zeros(0, dtype=torch.int64), *(each.ids for each in pieces)]).sort()
     weight = torch.cat([torch.zeros(0, tables.shape(name)[1]), *(each.tensors[WEIGHT] for each in pieces)])
-    found = {WEIGHT: weight.index_select(0, order), _IDS: ids}
+    rows = weight.index_select(0, order)
+    if (padding := tables.padding_id(name)) is not None:
+        rows[ids == padding] = 0.0
+    found = {WEIGHT: rows, _IDS: ids}
     shared = tables.shared_row(name)
     return found if shared is None else {**found, _SHARED: shared[WEIGHT]}
 

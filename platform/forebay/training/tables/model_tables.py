@@ -160,6 +160,7 @@ class ModelTables:
             "open": {name: shared.state() for name, shared in self._open.items()},
             "decay": {name: shared.owned.decay for name, shared in self._fixed.items()},
             "placement": {name: shared.placement for name, shared in self._fixed.items()},
+            "padding": {name: each.padding_id for name, each in self._modules.items() if each.padding_id is not None},
             "measured": {name: [each.world_size, each.steps, *each.counts] for name, each in self._measured.items()},
         }
 

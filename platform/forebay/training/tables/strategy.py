@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ TablesOption = Tables | RowOptimizer | None
 """Options of tables, or their optimizer alone. None for a model without tables."""
 
 _PREFIX = "tables.rows."
+_BUILT_RATE = "built_lr"
+"""Key of a group: the rate with which its optimizer was built."""
 _CLIP_EPS = 1e-6
 """Number that torch adds to a norm before it divides by it."""
 
@@ -99,12 +102,15 @@ class TableStrategy:
             model, self._options, self._collective, seed=facts.seed, rows_done=facts.rows_done
         )
         self._metrics = TableMetrics(lambda: tables.shared, self._collective)
-        model, built = self._inner.prepare(model, optimizer)
-        # A number: a scheduler changes a rate that is a tensor in place.
-        start = float(built.param_groups[0]["lr"])
+        model, built = self._inner.prepare(model, partial(_built, optimizer))
+        # A number: a scheduler changes a rate that is a tensor in place. In the group, which a checkpoint keeps with
+        # its rate: a run that goes on has the rate of its checkpoint, whatever the optimizer was built with.
+        start = built.param_groups[0][_BUILT_RATE] = float(built.param_groups[0]["lr"])
 
         def train_tables(trained: Optimizer, _args: Any, _kwargs: Any) -> None:
-            tables.step(float(trained.param_groups[0]["lr"] / start) if start else 1.0)
+            group = trained.param_groups[0]
+            built_with = group.get(_BUILT_RATE, start)  # Checkpoints of earlier releases lack it.
+            tables.step(float(group["lr"] / built_with) if built_with else 1.0)
 
         built.register_step_post_hook(train_tables)
         _forget_with(built, tables)
@@ -148,6 +154,12 @@ class TableStrategy:
     def _live(self) -> ModelTables:
         assert self._tables is not None, "prepare() comes first"
         return self._tables
+
+
+def _built(optimizer: BuildOptimizer, parameters: Iterable[Tensor]) -> Optimizer:
+    """Build the optimizer of a model that may have tables only."""
+    # torch refuses an empty list. The optimizer is still what steps, and has the rate that tables follow.
+    return optimizer(list(parameters) or [nn.Parameter(torch.zeros(0))])
 
 
 def _forget_with(optimizer: Optimizer, tables: ModelTables) -> None:

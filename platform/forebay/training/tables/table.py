@@ -15,7 +15,7 @@ from forebay.errors import BadJob, InvalidOption
 from forebay.training.tables.exchange.lookups import fetch_together
 from forebay.training.tables.layout import NUM_SHARDS
 from forebay.training.tables.lookup.bad_ids import MOST_NAMED, BeyondTable
-from forebay.training.tables.lookup.bags import Bags, WantedIds, bags_of
+from forebay.training.tables.lookup.bags import Bags, WantedIds, bags_of, require_whole
 from forebay.training.tables.lookup.batch_features import BatchFeatures
 from forebay.training.tables.shared_rows import SharedRows
 from forebay.training.tables.vocabulary.admission import Admission
@@ -38,7 +38,8 @@ class Table(nn.Module):
         rows: Number of rows. Ids are 0 to `rows - 1`. With `admission`, the most rows of the table, in 64 equal shares.
         dim: Width of a row.
         padding_id: Id that stands for no id: its row is zero, it is not trained, and counts in no bag.
-        bad_ids: Rule for ids beyond the table: "error", or "row 0" to look up row 0 and to count them.
+        bad_ids: Rule for ids beyond the table: "error", or "row 0" to look up row 0 (none if it is `padding_id`) and to
+            count them.
         scale: Start values are uniform from `-scale` to `scale`, and a function of seed, table and id.
         admission: Rule by which ids get rows. Then ids are any int64. None: each of the `rows` ids has its row.
 
@@ -86,8 +87,9 @@ class Table(nn.Module):
             offsets: First id of each bag [n] of ids [m], as in `nn.EmbeddingBag`.
             pool: "sum" or "mean" of a bag. An empty bag is zero. None: the row of each id, [..., dim].
 
-        Raises `BadJob` before `Worker.setup`, and for ids beyond the table, unless `bad_ids` is "row 0". That one is
-        raised on all ranks: here, or at `optimizer.step()` if the lookup trains a replicated table.
+        Raises `InvalidOption` for ids that are not integers, and for bags that do not fit them. Raises `BadJob` before
+        `Worker.setup`, and for ids beyond the table, unless `bad_ids` is "row 0". That one is raised on all ranks:
+        here, or at `optimizer.step()` if the lookup trains a replicated table.
         """
         return look_up(Lookup(self, ids, lengths, offsets=offsets, pool=pool))[0]
 
@@ -138,19 +140,24 @@ class Lookup:
         Notes those beyond the table, so that all ranks raise the error.
         """
         ids, shared = self.ids, self.shared
+        require_whole("ids", ids)
         self.table.note_feature(ids)
         bags = None if self.pool is None else bags_of(ids, self.lengths, self.offsets, self.pool)
         if bags is None and (self.lengths is not None or self.offsets is not None):
             raise InvalidOption("lengths and offsets divide ids into bags, and pool= was not given. Give pool='sum'.")
-        if self.table.training:
-            shared.use.last_ids = ids.detach()
         flat = ids.reshape(-1).long()
         used = torch.ones_like(flat, dtype=torch.bool) if bags is None else bags.used
         if self.table.padding_id is not None:
             used = used & (flat != self.table.padding_id)
         positions = None if bool(used.all()) else used.nonzero()[:, 0]
         wanted = flat if positions is None else flat[positions]
-        return WantedIds(self._valid(wanted, positions, bags), positions, bags, ids.shape)
+        valid = self._valid(wanted, positions, bags)
+        if valid is not wanted and self.table.padding_id == 0:  # Ids beyond the table look up no id.
+            kept = valid.nonzero()[:, 0]
+            valid, positions = valid[kept], kept if positions is None else positions[kept]
+        if self.table.training:
+            shared.use.last_ids = valid
+        return WantedIds(valid, positions, bags, ids.shape)
 
     def _valid(self, wanted: Tensor, positions: Tensor | None, bags: Bags | None) -> Tensor:
         """Replace ids beyond the table by row 0.

@@ -23,7 +23,7 @@ ROWS, DIM = 150, 3
 class Served(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.user = fb.Table(ROWS, DIM)
+        self.user = fb.Table(ROWS, DIM, padding_id=3)
         self.site = fb.Table(1000, DIM, admission=fb.tables.Admission(min_count=1))
         self.out = nn.Linear(DIM, 1)
 
@@ -59,7 +59,10 @@ def test_tables_are_those_that_were_trained(forebay: Any, run: np.ndarray, tmp_p
     said = forebay(*words, "--json")
     assert said.code == 0, said.err
     made = json.loads(said.out)
-    assert made["is_new"] and made["tables"][0]["name"] == "user"
+    assert made["is_new"] and made["tables"][0]["name"] == "user" and made["tables"][0]["padding_id"] == 3
+    assert run[0][2].any() and not run[0][3].any(), (
+        "a padding id has a row of zeros, in training and where it is served"
+    )
     mapped = np.load(tmp_path / "out" / "user.npy", mmap_mode="r")
     np.testing.assert_array_equal(mapped, run[0])
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "user.ids.npy"), np.arange(ROWS))

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.optim import SGD, SparseAdam
+from torch.optim import SGD, Adam, SparseAdam
 
 from forebay.errors import BadJob, InvalidOption
 from forebay.training.batch_size.noise_scale import NoiseScale
@@ -76,6 +76,10 @@ def test_ids_beyond_the_table_may_be_counted() -> None:
     table, rows = placed(bad_ids="row 0")
     assert torch.equal(table(torch.tensor([70, 5, -1])).detach(), rows[[0, 5, 0]])
     assert table.shared is not None and table.shared.use.bad == 2
+    table.padding_id = 0
+    found = table(torch.tensor([70, 5, -1, 0])).detach()
+    assert torch.equal(found[1], rows[5]) and not found[[0, 2, 3]].any(), "row 0 stands for no id"
+    assert torch.equal(table(torch.tensor([[70, 5]]), pool="mean").detach()[0], rows[5])
 
 
 @pytest.mark.parametrize(
@@ -88,6 +92,9 @@ def test_ids_beyond_the_table_may_be_counted() -> None:
         (lambda table: table(torch.zeros(2, 2).long(), torch.tensor([1, 3]), pool="sum"), "from 0 to 2"),
         (lambda table: table(torch.zeros(2).long(), torch.tensor([2])), "pool= was not given"),
         (lambda table: table(torch.zeros(2, 2).long(), pool="max"), "'max' is unknown"),
+        (lambda table: table(torch.tensor([1.0, 16_777_217.0])), "ids of a table are float32"),
+        (lambda table: table(torch.tensor([True])), "ids of a table are bool"),
+        (lambda table: table(torch.zeros(3).long(), torch.tensor([1.5, 1.5]), pool="sum"), "lengths of a table are"),
         (lambda _: Table(0, 3), "at least 1"),
         (lambda _: Table(1, 3, bad_ids="ignore"), "bad_ids='ignore'"),
         (lambda _: Tables(RowSGD(lr=1.0), wire="int8"), "wire='int8'"),
@@ -154,6 +161,43 @@ def test_rate_of_tables_follows_that_of_the_optimizer() -> None:
         optimizer.step()
         after = model.user(torch.tensor([4]))
         torch.testing.assert_close((before - after).detach(), torch.full((1, DIM), change))
+
+
+def test_rate_of_tables_in_a_resumed_run_is_that_of_its_checkpoint() -> None:
+    collective = SingleProcessCollective()
+    options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
+    saved: Any = None
+    for rate in (0.1, 0.01):  # The second run is built with another rate, and goes on with the saved one.
+        model = OneTable()
+        inner = TorchDataParallel(collective, options)
+        strategy = with_tables(inner, "ddp", model, RowSGD(lr=1.0), collective, options)
+        _, optimizer = strategy.prepare(model, partial(SGD, lr=rate))
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        before = model.user(torch.tensor([4]))
+        before.sum().backward()
+        optimizer.step()
+        torch.testing.assert_close((before - model.user(torch.tensor([4]))).detach(), torch.ones(1, DIM))
+        saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["lr"] == 0.1
+
+
+class TablesOnly(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.user = Table(ROWS, DIM)
+
+
+def test_a_model_may_have_tables_and_no_parameter() -> None:
+    collective, model = SingleProcessCollective(), TablesOnly()
+    options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
+    strategy = with_tables(TorchDataParallel(collective, options), "ddp", model, RowSGD(lr=1.0), collective, options)
+    _, optimizer = strategy.prepare(model, partial(Adam, lr=0.1))
+    before = model.user(torch.tensor([4]))
+    before.sum().backward()
+    assert float(strategy.clip_grad_norm(1e3)) == pytest.approx(DIM**0.5)
+    optimizer.step()
+    torch.testing.assert_close((before - model.user(torch.tensor([4]))).detach(), torch.ones(1, DIM))
 
 
 @pytest.mark.parametrize("admission", [None, Admission()])

@@ -15,8 +15,6 @@ class WantedIds:
     """Wanted ids [n] of a lookup.
 
     They are at `positions` [n] of its ids, or None for all. `shape` is the shape of all ids.
-
-    `shape` is the shape of all ids.
     """
 
     ids: Tensor
@@ -61,6 +59,20 @@ class Bags:
         return total / sizes.unsqueeze(1)
 
 
+def require_whole(name: str, values: Tensor) -> None:
+    """Check that ids, lengths or offsets are integers.
+
+    Raises `InvalidOption`: float32 has no 16,777,217, and would look up the row before.
+    """
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        kind = str(values.dtype).removeprefix("torch.")
+        raise InvalidOption(
+            f"{name} of a table are {kind}, and {name} are whole numbers. Give integers: a feature of ids has "
+            "dtype='int64'.",
+            dtype=kind,
+        )
+
+
 def bags_of(ids: Tensor, lengths: Tensor | None, offsets: Tensor | None, pool: str) -> Bags:
     """Return the bags of ids [n, k] or [m].
 
@@ -68,6 +80,9 @@ def bags_of(ids: Tensor, lengths: Tensor | None, offsets: Tensor | None, pool: s
     """
     if pool not in {"sum", "mean"}:
         raise InvalidOption(f"pool={pool!r} is unknown. Choose 'sum' or 'mean'.", pool=pool)
+    for name, given in (("lengths", lengths), ("offsets", offsets)):
+        if given is not None:
+            require_whole(name, given)
     if ids.dim() == 2:
         if offsets is not None:
             raise InvalidOption(f"offsets were given with ids {list(ids.shape)}. They divide ids [m]; give lengths.")

@@ -92,6 +92,11 @@ class SavedTables:
         opened = self._tables.get("open", {}).get(name)
         return None if opened is None else self._caught_up(name, dict(opened["shared"]))
 
+    def padding_id(self, name: str) -> int | None:
+        """Return the id that stands for no id, or None."""
+        found: int | None = self._tables.get("padding", {}).get(name)
+        return found
+
     def is_open(self, name: str) -> bool:
         """Whether a saved table has an open vocabulary."""
         return COUNTS in self._leaves(name)
