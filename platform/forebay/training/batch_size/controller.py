@@ -23,6 +23,8 @@ class BatchSizeController:
         self._scaled: LRScaling | None = None
         self._batch = self._previous = base
         self._changed_at = 0
+        self.asked = base
+        """Rows per step that were last decided. The rest of an epoch may be too small for them."""
 
     def attach(self, setup: TrainSetup) -> None:
         """Start policy and rate scaling."""
@@ -41,12 +43,16 @@ class BatchSizeController:
         """Return this rank's measurements for the decision of all ranks."""
         return () if self._live is None else self._live.measured()
 
-    def decide(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
-        """Return the rows per step from `place` on.
+    def decide(
+        self, place: TrainPosition, measured: Sequence[tuple[float, ...]], requested: int | None = None
+    ) -> int:
+        """Return the rows per step from `place` on, which are those `requested` if any are.
 
         The same on all ranks.
         """
-        return place.global_batch if self._live is None else self._live.global_batch(place, measured)
+        decided = place.global_batch if self._live is None else self._live.global_batch(place, measured)
+        self.asked = requested or decided
+        return self.asked
 
     def scale_rate(self, global_batch: int, *, step: int) -> None:
         """Scale the learning rate of the next step.
@@ -65,6 +71,7 @@ class BatchSizeController:
             "policy": {} if self._live is None else self._live.state_dict(),
             "base": self._base,
             "batch": self._batch,
+            "asked": self.asked,
             "previous": self._previous,
             "changed_at": self._changed_at,
         }
@@ -76,6 +83,8 @@ class BatchSizeController:
         """
         is_ours = state.get("base") == self._base
         self._batch = state["batch"] if is_ours else self._base
+        # Checkpoints of earlier releases lack it.
+        self.asked = state.get("asked", self._batch) if is_ours else self._base
         self._previous, self._changed_at = (state["previous"], state["changed_at"]) if is_ours else (self._base, 0)
         if self._live is not None:
             self._live.load_state_dict(state.get("policy") or self._fresh)

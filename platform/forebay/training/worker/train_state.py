@@ -140,11 +140,9 @@ class TrainState:
         A size `requested` by a callback or command overrides the job's policy.
         """
         cursor = self.progress.cursor
-        place = TrainPosition(
-            epoch=cursor.epoch, position=cursor.position, step=self.step, global_batch=cursor.global_batch
-        )
-        decided = self.batch_size.decide(place, measured)
-        self.progress.set_global_batch(requested or decided)
+        asked = self.batch_size.asked
+        place = TrainPosition(epoch=cursor.epoch, position=cursor.position, step=self.step, global_batch=asked)
+        self.progress.set_global_batch(self.batch_size.decide(place, measured, requested))
         self.scale_rate()
 
     def scale_rate(self) -> None:

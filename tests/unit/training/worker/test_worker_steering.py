@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from forebay.data.loader.data import Data
 from forebay.errors import Diverged
 from forebay.events import EpochEnded, Reported, Request, RolledBack, Warned
 from forebay.training.batch_size.lr_scaling import LinearScaling
+from forebay.training.batch_size.policy import TrainPosition
 from forebay.training.batch_size.schedule import BatchSchedule
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
@@ -191,6 +192,42 @@ def test_batch_that_fits_no_more_into_an_epoch_waits_for_the_next(
     run.train()
     assert run.sizes == [8, 8, 8, 8, 8, 12, 12, 12]
     assert [event.dropped_rows for event in run.recorder.of(EpochEnded)] == [3, 7]
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """Batch policy that decides once, as a measuring one does before it measures anew. It is its own live part."""
+
+    at_step: int
+    rows: int
+
+    def validate(self, reduction: str, data: Data) -> None: ...
+
+    def attach(self, setup: TrainSetup) -> Doubling:
+        return self
+
+    def step(self, *, rows: int, size: int) -> None: ...
+
+    def measured(self) -> tuple[float, ...]:
+        return ()
+
+    def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
+        return self.rows if place.step == self.at_step else place.global_batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("stops", [[], [4], [5]])
+def test_batch_that_was_decided_once_waits_for_the_next_epoch_too(
+    make_run: MakeRun, make_data: Callable[..., Data], stops: list[int]
+) -> None:
+    run = make_run(data=make_data(last="drop"), checkpoint_every=1, batch=Doubling(at_step=4, rows=12))
+    for steps in (*stops, 1000):
+        run.train(steps=steps)
+    assert run.sizes == [8, 8, 8, 8, 8, 12, 12, 12]
 
 
 def test_batch_without_a_row_for_every_lane(make_run: MakeRun) -> None:
