@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from forebay.training.monitors.monitor import Action, Monitor, Verdict
 from forebay.training.monitors.nan_guard import NanGuard
-from forebay.training.monitors.readings import DeferredMetrics, Reading, bad_parameter
+from forebay.training.monitors.readings import DeferredMetrics, Reading, bad_parameter, is_of_other_rows
 from forebay.training.state.metric import Metric
 from forebay.training.state.setup import TrainSetup
 
@@ -22,7 +22,6 @@ LIMIT = 1e6
 RECENT = 8
 MOST_BEYOND = 3
 """Of the `RECENT` losses. More, if they are most of them, end the run: single rows can be that far off."""
-OTHER_ROWS = ("val", "eval", "test", "held_out", "heldout")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,7 @@ def is_training_loss(name: str) -> bool:
     >>> [is_training_loss(name) for name in ("loss", "ctr_loss/a", "validation_loss", "auc")]
     [True, True, False, False]
     """
-    return "loss" in name.lower() and not name.lower().startswith(OTHER_ROWS)
+    return "loss" in name.lower() and not is_of_other_rows(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from forebay.training.monitors.monitor import Action, ActionWord, Verdict, action_of
-from forebay.training.monitors.readings import DeferredMetrics, bad_parameter
+from forebay.training.monitors.readings import DeferredMetrics, bad_parameter, is_of_other_rows
 from forebay.training.state.metric import Metric
 from forebay.training.state.setup import TrainSetup
 
@@ -34,7 +34,8 @@ class NanGuard:
     the model has none, it reads the first row of all others. This costs next to nothing and is enough: an error that is
     not finite spoils the gradients of all layers below it. All parameters are read before a checkpoint. If they show an
     error that no step has shown, the steps since the last checkpoint are trained again. Then each gradient is read in
-    full, so that the verdict can name the batch at fault.
+    full, so that the verdict can name the batch at fault. A metric of held-out rows, whose name begins with val, eval,
+    test or held_out, is read if a pattern begins so too.
 
     `action` is "skip" (go back to the newest checkpoint, and leave out the batch), "roll back" (train the same batches
     again), "stop" or "warn". Raises `InvalidOption` for another one.
@@ -114,7 +115,9 @@ class LiveNanGuard:
 
     def _is_wanted(self, name: str) -> bool:
         if name not in self._wanted:
-            self._wanted[name] = any(fnmatchcase(name, pattern) for pattern in self._patterns)
+            fitting = [pattern for pattern in self._patterns if fnmatchcase(name, pattern)]
+            # No trained batch is at fault for a loss of held-out rows. A pattern that names it asks for it.
+            self._wanted[name] = any(not is_of_other_rows(name) or is_of_other_rows(each) for each in fitting)
         return self._wanted[name]
 
     def _found(self) -> tuple[int | None, str, bool] | None:

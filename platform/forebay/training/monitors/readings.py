@@ -15,6 +15,18 @@ CHUNK = 512
 """Values per tensor. A scalar takes a whole block of a GPU's memory, and so does a row of this many."""
 
 
+OTHER_ROWS = ("val", "eval", "test", "held_out", "heldout")
+
+
+def is_of_other_rows(name: str) -> bool:
+    """Whether a metric is of rows that are not trained, by its name.
+
+    >>> [is_of_other_rows(name) for name in ("loss", "validation_loss", "Eval/norm")]
+    [False, True, True]
+    """
+    return name.lower().startswith(OTHER_ROWS)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
     """Value of one metric in one step."""

@@ -96,9 +96,7 @@ def test_a_table_may_lose_rows_between_two_slices(monkeypatch: pytest.MonkeyPatc
     pass_steps(live, 6 * EVERY)
     rows = torch.full((12, 4), 50.0)
     pass_steps(live, 3 * EVERY)
-    assert (
-        "12 of the 12 rows of 'open' are longer than limit=10, the longest is row 0" in live.verdict().reason
-    )
+    assert "12 of the 12 rows of 'open' are longer than limit=10, the longest is row 0" in live.verdict().reason
     rows = torch.zeros(0, 4)
     pass_steps(live, 3 * EVERY)
     assert live.verdict().action is Action.GO_ON

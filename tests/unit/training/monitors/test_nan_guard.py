@@ -62,6 +62,15 @@ def test_bad_loss_names_its_step(bad: float) -> None:
     assert verdict.reason == "NanGuard: ctr_loss of step 3 not finite"
 
 
+def test_held_out_rows_are_no_fault_of_a_trained_batch() -> None:
+    names = {"validation_loss": math.nan, "eval_norm": math.inf}
+    loop, asked = Loop(NanGuard()), Loop(NanGuard(metrics=("*loss*", "eval*")))
+    loop.train(**names)
+    asked.train(**names)
+    assert loop.live.verdict() == Verdict()
+    assert asked.live.verdict().reason == "NanGuard: eval_norm of step 1 not finite"
+
+
 def test_bad_input_is_blamed_though_later_steps_are_bad_too() -> None:
     loop = Loop(NanGuard(action="stop"))
     for step in range(1, 5):
