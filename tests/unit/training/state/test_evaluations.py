@@ -56,6 +56,17 @@ def test_small_change_is_not_better() -> None:
     assert best.step == 3
 
 
+def test_run_may_go_on_with_a_rule_of_another_metric() -> None:
+    before = judged(KeepBest("auc", mode="max"), [0.5, 0.4, 0.3])
+    rule = KeepBest("loss", patience=2)
+    assert rule.end(before) is None
+    for step, loss in ((3, 1.0), (4, 2.0), (5, 2.0)):
+        one = Evaluated(step=step, epoch=0, position=step, rows=step, metrics={"auc": 0.1, "loss": loss})
+        before = with_evaluation(before, rule.judged(one, before))
+    assert [each.step for each in before if each.is_best] == [0, 3]
+    assert rule.end(before) == "loss was not better in 2 evaluations since step 3 (1)"
+
+
 def test_saved_evaluations_are_loaded_and_only_the_last_keeps_its_samples() -> None:
     found = [
         Evaluated(step=step, epoch=0, position=1, rows=2, metrics={"a": 0.5}, samples=(Sample(prompt="p", text="t"),))
