@@ -43,9 +43,7 @@ class BatchSizeController:
         """Return this rank's measurements for the decision of all ranks."""
         return () if self._live is None else self._live.measured()
 
-    def decide(
-        self, place: TrainPosition, measured: Sequence[tuple[float, ...]], requested: int | None = None
-    ) -> int:
+    def decide(self, place: TrainPosition, measured: Sequence[tuple[float, ...]], requested: int | None = None) -> int:
         """Return the rows per step from `place` on, which are those `requested` if any are.
 
         The same on all ranks.

@@ -13,6 +13,7 @@ import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forebay.errors import BadJob
 from forebay.training.checkpoint.parts.contents import Region
 from forebay.training.collectives.collective import Collective
 from forebay.training.state.stateful import Stateful
@@ -145,7 +146,23 @@ class NamedOptimizer:
         self.names = [names.get(id(parameter), str(number)) for number, parameter in enumerate(self.parameters)]
 
     def state_dict(self) -> dict[str, Any]:
-        return self.optimizer.state_dict()
+        """Return the optimizer's state. Raises `BadJob` for sparse moments, which have no bytes to save."""
+        state = self.optimizer.state_dict()
+        sparse = [
+            (number, key)
+            for number, moments in state["state"].items()
+            for key, each in moments.items()
+            if isinstance(each, Tensor) and each.is_sparse
+        ]
+        if sparse:
+            number, key = sparse[0]
+            raise BadJob(
+                f"{type(self.optimizer).__name__} keeps {key!r} of {self.names[number]!r} as a sparse tensor, and "
+                "checkpoints cannot hold one. Build the embedding with sparse=False, use momentum=0 or SparseAdam, or "
+                "take an fb.Table.",
+                parameter=self.names[number],
+            )
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.optimizer.load_state_dict({**state_dict, "state": self.numbered(state_dict["state"])})

@@ -69,7 +69,8 @@ class TrainState:
         trained = [each for each in model.parameters() if each.requires_grad]
         kept = [state.values() for state in optimizer.state.values() if isinstance(state, Mapping)]
         moments = [each for values in kept for each in values if isinstance(each, Tensor)]
-        return sum(each.nbytes for each in (*trained, *model.buffers(), *moments))
+        # A checkpoint with sparse moments is refused by their optimizer's state.
+        return sum(each.nbytes for each in (*trained, *model.buffers(), *moments) if not each.is_sparse)
 
     def place(self, epoch: int, position: int) -> dict[str, float]:
         """Return the position to report for a step.

@@ -125,3 +125,14 @@ def test_modules_keep_extra_states_that_were_equal_at_the_start() -> None:
     model[0].seen, model[1].seen = 5, 9  # type: ignore[assignment]
     restored.load_state_dict(state.state_dict())
     assert (other[0].seen, other[1].seen) == (5, 9)
+
+
+def test_sparse_moments_are_refused_by_name() -> None:
+    model = nn.Sequential(nn.Embedding(3, 2, sparse=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    saved = whole_states(model, optimizer, FrozenBase(model))["optimizer"]
+    assert saved.state_dict()["state"] == {}
+    model(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    with pytest.raises(BadJob, match="SGD keeps 'momentum_buffer' of '0.weight' as a sparse tensor"):
+        saved.state_dict()
