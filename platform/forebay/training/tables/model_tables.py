@@ -387,7 +387,7 @@ class ModelTables:
 
 
 def _counts_of(use: TableUse) -> _Counts:
-    return use.unique, use.calls, use.own_calls
+    return use.trained, use.calls, use.own_calls
 
 
 def _shared_of(module: Table) -> SharedRows | OpenRows:

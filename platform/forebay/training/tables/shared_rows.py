@@ -30,8 +30,8 @@ class TableUse:
     `touched` are rows of this rank that a gradient changed, and `bad` are ids beyond the table. Of an open vocabulary,
     `admitted` are ids of this rank that got a row, and `evicted` those that lost it. `shared` are answers of this rank
     for ids that have no row. `last_ids` are the ids of the last lookup of a training model, until they are read.
-    `calls` are lookups of a model that trains, and `own_calls` their sum if one together with k - 1 other tables
-    counts 1/k.
+    `calls` are lookups with a gradient, and `own_calls` their sum if one together with k - 1 other tables counts 1/k.
+    `trained` are the unique rows of these: an evaluation does not tell how a step uses a table.
     """
 
     steps: int = 0
@@ -45,6 +45,7 @@ class TableUse:
     evicted: int = 0
     calls: int = 0
     own_calls: float = 0.0
+    trained: int = 0
     last_ids: Tensor | None = None
 
 

@@ -151,12 +151,12 @@ class Lookup:
             used = used & (flat != self.table.padding_id)
         positions = None if bool(used.all()) else used.nonzero()[:, 0]
         wanted = flat if positions is None else flat[positions]
+        if self.table.training:
+            shared.use.last_ids = wanted
         valid = self._valid(wanted, positions, bags)
         if valid is not wanted and self.table.padding_id == 0:  # Ids beyond the table look up no id.
             kept = valid.nonzero()[:, 0]
             valid, positions = valid[kept], kept if positions is None else positions[kept]
-        if self.table.training:
-            shared.use.last_ids = valid
         return WantedIds(valid, positions, bags, ids.shape)
 
     def _valid(self, wanted: Tensor, positions: Tensor | None, bags: Bags | None) -> Tensor:

@@ -69,6 +69,8 @@ def test_padding_id_is_zero_and_may_lie_beyond_the_table() -> None:
     table, rows = placed(padding_id=-1)
     found = table(torch.tensor([[2, -1], [-1, 3]]))
     assert torch.equal(found.detach()[0, 0], rows[2]) and not found[:, :, :].detach()[[0, 1], [1, 0]].any()
+    assert table.shared is not None and table.shared.use.last_ids is not None
+    assert table.shared.use.last_ids.tolist() == [2, 3], "the hottest id of the metrics is one that has a row"
     assert table(torch.empty(0, 2, dtype=torch.int64), pool="sum").shape == (0, DIM)
 
 

@@ -23,10 +23,10 @@ def fetch_together(lookups: Sequence[tuple[SharedRows | OpenRows, Tensor]]) -> l
     reaches it. All ranks call it alike.
     """
     is_trained = torch.is_grad_enabled()
-    if is_trained:
-        _count_calls([shared for shared, _ in lookups])
     with torch.no_grad():
-        begun = [_BegunLookup(shared, ids) for shared, ids in lookups]
+        begun = [_BegunLookup(shared, ids, is_trained=is_trained) for shared, ids in lookups]
+        if is_trained:
+            _count_calls(begun)
         exchanged = [each for each in begun if each.shared.is_exchanged]
         for each, asked in zip(exchanged, _exchange(exchanged, [each.question for each in exchanged]), strict=True):
             each.asked = asked
@@ -34,20 +34,22 @@ def fetch_together(lookups: Sequence[tuple[SharedRows | OpenRows, Tensor]]) -> l
         sent = [each.answer_sent(answers[each]) for each in exchanged]
         for each, received in zip(exchanged, _exchange(exchanged, sent), strict=True):
             answers[each] = from_wire(received.rows, each.shared.facts.dim, each.shared.wire)
-    return [each.finish(rows, is_trained=is_trained) for each, rows in answers.items()]
+    return [each.finish(rows) for each, rows in answers.items()]
 
 
-def _count_calls(tables: Sequence[SharedRows | OpenRows]) -> None:
-    for shared in tables:
-        shared.use.calls += 1
-        shared.use.own_calls += 1 / len(tables)
+def _count_calls(lookups: Sequence[_BegunLookup]) -> None:
+    for each in lookups:
+        use = each.shared.use
+        use.calls += 1
+        use.own_calls += 1 / len(lookups)
+        use.trained += len(each.question.rows)
 
 
 class _BegunLookup:
     """A lookup of one table's `ids` [n] under way."""
 
-    def __init__(self, shared: SharedRows | OpenRows, ids: Tensor) -> None:
-        self.shared, self._routed = shared, shared.route(ids)
+    def __init__(self, shared: SharedRows | OpenRows, ids: Tensor, *, is_trained: bool) -> None:
+        self.shared, self._routed, self._is_trained = shared, shared.route(ids), is_trained
         self.asked = ReceivedRows(self._routed.asked, ())
         """What all ranks ask this one for. Before an exchange, it is what this rank asks for."""
 
@@ -60,12 +62,13 @@ class _BegunLookup:
         send, receive, here = self._routed.send, self.asked.receive, self.shared.tensors.rank
         answer = OutgoingRows(to_wire(rows, self.shared.wire), receive, send)
         # A gradient is as wide as the row.
-        self.shared.use.sent_bytes += (sum(send) - send[here]) * (self.question.width + answer.width)
+        asked_bytes = self.question.width + (answer.width if self._is_trained else 0)
+        self.shared.use.sent_bytes += (sum(send) - send[here]) * asked_bytes
         self.shared.use.sent_bytes += (sum(receive) - receive[here]) * answer.width
         return answer
 
-    def finish(self, rows: Tensor, *, is_trained: bool) -> Tensor:
-        if is_trained:
+    def finish(self, rows: Tensor) -> Tensor:
+        if self._is_trained:
             pending = PendingLookup(rows.requires_grad_(), self.asked.rows, self._routed.send, self.asked.receive)
             self.shared.add_pending(pending)
         return rows.index_select(0, self._routed.inverse)
