@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from forebay.data.loader.batch import Batch
+from forebay.errors import BadJob
 from forebay.training.checkpoint.parts.contents import Region
 from forebay.training.collectives.adasum import register_adasum
 from forebay.training.collectives.collective import Collective
@@ -93,6 +96,8 @@ class TorchDataParallel(DataParallel):
     _wrapped: FixedBuckets | None = None
 
     def reduce_gradients(self, model: nn.Module) -> nn.Module:
+        assert self._optimizer is not None, "prepare() comes first"
+        self._optimizer.register_step_pre_hook(partial(_require_gradients, model))
         wrapped = self._wrapped = FixedBuckets(model)
         if self._options.reduction == "adasum":
             register_adasum(wrapped)
@@ -110,6 +115,23 @@ class TorchDataParallel(DataParallel):
         if self._wrapped is not None:
             del self._wrapped.reducer, self._wrapped.logger
             self._wrapped = None
+
+
+def _require_gradients(model: nn.Module, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    """Check that a backward pass has reached every trained parameter.
+
+    DDP sums no bucket that lacks a gradient. Each rank would make this step with its own, and torch tells in the next
+    one, which may never come.
+    """
+    trained = [(name, each.grad) for name, each in model.named_parameters() if each.requires_grad]
+    idle = [name for name, gradient in trained if gradient is None]
+    if idle and len(idle) < len(trained):
+        raise BadJob(
+            f"{len(idle)} of {len(trained)} trained parameters, such as {idle[0]!r}, have no gradient in this step, and "
+            "several workers need one of each parameter in each step. Use them in every loss, freeze them with "
+            "requires_grad_(False), or set strategy='fsdp2'.",
+            parameters=idle,
+        )
 
 
 class UnsplitModel(TorchDataParallel):

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from forebay.data.loader.data import Data
-from forebay.errors import InvalidOption
+from forebay.errors import BadJob, InvalidOption
 from forebay.training.collectives.collective import Collective, Reduction, SingleProcessCollective
 from forebay.training.collectives.torch_collective import process_group
 from forebay.training.strategies.ddp import FixedBuckets, TorchDataParallel
@@ -56,6 +56,29 @@ def test_buckets_are_settled_at_construction(ranks: Ranks, make_data: Callable[.
     assert answers[0]["trained"]
     assert answers[0]["unwrapped"]
     assert answers[0]["inner"]
+
+
+def step_without(collective: Collective, options: StrategyOptions, idle: str) -> str:
+    """Make a step whose loss leaves out layer `idle`. Returns the error, or the first weights of the ranks."""
+    strategy = TorchDataParallel(collective, options)
+    model, optimizer = strategy.prepare(nn.ModuleDict({"a": nn.Linear(4, 1), "b": nn.Linear(4, 1)}), torch.optim.SGD)
+    model.forward = lambda rows: sum(each(rows) for name, each in model.items() if name != idle)  # type: ignore[assignment]
+    wrapped = strategy.wrap(model)
+    optimizer.step()  # Without a backward pass there is nothing to check.
+    wrapped(torch.full((2, 4), 1.0 + collective.world.rank)).sum().backward()
+    try:
+        optimizer.step()
+    except BadJob as error:
+        return str(error)
+    return str(collective.combine(model["a"].weight.tolist(), list))
+
+
+def test_step_with_gradients_of_this_rank_alone_is_refused(ranks: Ranks, make_data: Callable[..., Data]) -> None:
+    one, two = ranks(2, step_without, options_of(make_data()), "none")
+    assert one == two and one.startswith("[[[")
+    said = ranks(2, step_without, options_of(make_data()), "b")
+    assert said[0] == said[1]
+    assert "2 of 4 trained parameters, such as 'b.weight', have no gradient in this step" in said[0]
 
 
 def leave_with_an_operation_under_way(collective: Collective, options: StrategyOptions, folder: Path) -> int:
