@@ -18,8 +18,8 @@ class BatchSchedule:
 
     Epochs before the first one have the global batch of the job's data.
 
-    A pure function of the epoch. It decides again at every checkpoint, so a callback's request in between lasts only
-    until the next one. Raises `InvalidOption` for an empty schedule, an epoch below 1 or a batch without rows.
+    A pure function of the epoch. A callback's request goes before it, from then on. Raises `InvalidOption` for an empty
+    schedule, an epoch below 1 or a batch without rows.
 
     >>> BatchSchedule({30: 2048, 60: 4096}).rows(45)
     2048

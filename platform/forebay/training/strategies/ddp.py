@@ -127,8 +127,8 @@ def _require_gradients(model: nn.Module, _optimizer: Optimizer, _args: Any, _kwa
     idle = [name for name, gradient in trained if gradient is None]
     if idle and len(idle) < len(trained):
         raise BadJob(
-            f"{len(idle)} of {len(trained)} trained parameters, such as {idle[0]!r}, have no gradient in this step, and "
-            "several workers need one of each parameter in each step. Use them in every loss, freeze them with "
+            f"{len(idle)} of {len(trained)} trained parameters, such as {idle[0]!r}, have no gradient in this step, "
+            "and several workers need one of each parameter in each step. Use them in every loss, freeze them with "
             "requires_grad_(False), or set strategy='fsdp2'.",
             parameters=idle,
         )

@@ -195,15 +195,15 @@ def test_batch_that_fits_no_more_into_an_epoch_waits_for_the_next(
 
 
 @dataclass(frozen=True)
-class Doubling:
-    """Batch policy that decides once, as a measuring one does before it measures anew. It is its own live part."""
+class DecidedOnce:
+    """Batch policy that decides in one step, and is its own live part."""
 
     at_step: int
     rows: int
 
     def validate(self, reduction: str, data: Data) -> None: ...
 
-    def attach(self, setup: TrainSetup) -> Doubling:
+    def attach(self, setup: TrainSetup) -> DecidedOnce:
         return self
 
     def step(self, *, rows: int, size: int) -> None: ...
@@ -224,7 +224,7 @@ class Doubling:
 def test_batch_that_was_decided_once_waits_for_the_next_epoch_too(
     make_run: MakeRun, make_data: Callable[..., Data], stops: list[int]
 ) -> None:
-    run = make_run(data=make_data(last="drop"), checkpoint_every=1, batch=Doubling(at_step=4, rows=12))
+    run = make_run(data=make_data(last="drop"), checkpoint_every=1, batch=DecidedOnce(at_step=4, rows=12))
     for steps in (*stops, 1000):
         run.train(steps=steps)
     assert run.sizes == [8, 8, 8, 8, 8, 12, 12, 12]
