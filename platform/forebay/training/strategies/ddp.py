@@ -97,7 +97,7 @@ class TorchDataParallel(DataParallel):
 
     def reduce_gradients(self, model: nn.Module) -> nn.Module:
         assert self._optimizer is not None, "prepare() comes first"
-        self._optimizer.register_step_pre_hook(partial(_require_gradients, model))
+        self._optimizer.register_step_pre_hook(partial(_require_gradients, dict(model.named_parameters())))
         wrapped = self._wrapped = FixedBuckets(model)
         if self._options.reduction == "adasum":
             register_adasum(wrapped)
@@ -117,15 +117,15 @@ class TorchDataParallel(DataParallel):
             self._wrapped = None
 
 
-def _require_gradients(model: nn.Module, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+def _require_gradients(parameters: Mapping[str, Tensor], _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
     """Check that a backward pass has reached every trained parameter.
 
     DDP sums no bucket that lacks a gradient. Each rank would make this step with its own, and torch tells in the next
     one, which may never come.
     """
-    trained = [(name, each.grad) for name, each in model.named_parameters() if each.requires_grad]
-    idle = [name for name, gradient in trained if gradient is None]
-    if idle and len(idle) < len(trained):
+    trained = [each.grad is not None for each in parameters.values() if each.requires_grad]
+    if not all(trained) and any(trained):
+        idle = [name for name, each in parameters.items() if each.requires_grad and each.grad is None]
         raise BadJob(
             f"{len(idle)} of {len(trained)} trained parameters, such as {idle[0]!r}, have no gradient in this step, "
             "and several workers need one of each parameter in each step. Use them in every loss, freeze them with "
