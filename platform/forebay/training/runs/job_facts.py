@@ -6,6 +6,7 @@ the same in a resumed run.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -121,6 +122,21 @@ def record_job(job: Job, folder: RunFolder) -> None:
         return
     facts = {"version": VERSION, "identity": check_identity(job, folder), "parameters": job_facts(job)}
     folder.save(FILE_NAME, to_json(facts), f"the facts of run {folder.name!r}")
+
+
+def nothing_to_train(job: Job, folder: RunFolder) -> str:
+    """Warning that a run has trained all its epochs before.
+
+    Names the parameters of its last start that differ from the job's: its result is of those.
+    """
+    earlier = folder.load(FILE_NAME, lambda facts: dict(facts["parameters"]), VERSION) or {}
+    now = json.loads(to_json({name: public_fact(name, value) for name, value in job.parameters.items()}))
+    changed = [f"{each}={earlier[each]}" for each, value in now.items() if each in earlier and earlier[each] != value]
+    with_others = f", with {', '.join(changed)}" if changed else ""
+    return (
+        f"Run {folder.name!r} had trained all its epochs before{with_others}. Nothing is trained now, and this is the "
+        "result from then. To train again, give another name."
+    )
 
 
 def load_identity(run: str | RunFolder) -> Mapping[str, Any]:

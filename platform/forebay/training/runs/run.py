@@ -40,7 +40,7 @@ from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd
 from forebay.training.runs.attempts.start import start_attempt
 from forebay.training.runs.control import Callback, Control, RequestReader, notify
-from forebay.training.runs.job_facts import check_identity, record_job
+from forebay.training.runs.job_facts import check_identity, nothing_to_train, record_job
 from forebay.training.runs.result import Result, RunHistory, load_result, save_result
 from forebay.training.runs.rows.order_record import record_order
 from forebay.training.runs.run_folder import new_run_folder, run_folder
@@ -88,6 +88,8 @@ class Run:
         self._followed_stop: str | None = None
         self._timeline: TimelineRecorder | None = None
         self._load()
+        if self.is_finished:
+            log.warning("%s", nothing_to_train(job, folder))
         while not self.is_finished and self._has_followed():
             self._load()
         if self.is_finished:

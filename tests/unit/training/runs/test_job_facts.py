@@ -18,6 +18,7 @@ from forebay.data.sources.scan import scan
 from forebay.data.transform.features.groups import Dense
 from forebay.data.transform.transform import Transform
 from forebay.errors import InvalidOption, JobMismatch
+from forebay.events import EpochEnded
 from forebay.training.job.job import Job
 from forebay.training.job.recipe import call_recipe
 from forebay.training.runs.job_facts import FILE_NAME, job_facts, load_identity, public_fact
@@ -115,3 +116,20 @@ def test_the_record_holds_no_secret_and_is_only_there_where_there_are_facts(job:
         Path(run.path, FILE_NAME).write_text("{}")
         with pytest.raises(InvalidOption, match=r"not the job.json of a Forebay run"):
             load_identity(run.path)
+
+
+def test_a_run_that_had_ended_before_says_so_with_the_parameters_of_its_result(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = EpochEnded(epoch=0, step=3, metrics={}, rows=12, seconds=1, wait_s=0, eval_s=0, checkpoint_s=0)
+    with Run(job) as run:
+        run.tell(ended)
+        run.finish(None)
+    assert "before" not in caplog.text
+    with Run(job) as again:
+        assert again.is_finished
+    assert "Run 'mine' had trained all its epochs before. Nothing is trained now" in caplog.text
+    caplog.clear()
+    with Run(replace(job, parameters={"lr": 0.5, "hub_token": "other", "data": "clicks"})) as other:
+        assert other.is_finished
+    assert "before, with lr=0.1. Nothing is trained now" in caplog.text and "sesame" not in caplog.text
