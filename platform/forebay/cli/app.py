@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from forebay import __version__
 from forebay.cli.job_command import JobCommand
-from forebay.cli.output import escape_unencodable, print_error, print_line
+from forebay.cli.output import prepare_streams, print_error, print_line
 from forebay.cli.ray_token import show_token
 from forebay.errors import ExitCode, ForebayError
 from forebay.runtime.extras import missing_package
@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
-    escape_unencodable()
+    prepare_streams()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PrintableLines())
     try:

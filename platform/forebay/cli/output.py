@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from functools import partial
 from textwrap import TextWrapper
 from typing import Any, Literal, TextIO
 
@@ -25,7 +26,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from forebay.errors import ForebayError
+from forebay.errors import ForebayError, WriteFailed
 from forebay.report.console import SafeConsole
 from forebay.report.fitted_table import FittedTable
 from forebay.runtime.formatting import bytes_text, printable
@@ -38,14 +39,61 @@ LINE_WIDTH = 80
 """Longest line of a text for people on a terminal."""
 
 
-def escape_unencodable() -> None:
-    """Let the standard streams escape characters that their encoding lacks.
+def prepare_streams() -> None:
+    """Let the standard streams take any text, and standard error any fault.
 
-    Else one name of a column ends a command where the locale is not UTF-8.
+    Characters that the encoding lacks are escaped: else one name of a column ends a command where the locale is not
+    UTF-8. Lines of a log that is full, or that nobody reads any more, are lost: no run ends for them. Output that
+    cannot be written is a `WriteFailed`, but for a closed pipe.
     """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
+        os.set_inheritable(number, True)  # a closed stream: else a file of a run gets its number, and stray lines
+    os.close(number)
+    sys.stdout = sys.stdout or io.TextIOWrapper(io.FileIO(_STDOUT, "w", closefd=False))
+    sys.stderr = sys.stderr or io.TextIOWrapper(io.FileIO(_STDERR, "w", closefd=False))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
+        sys.stdout = _Stream(sys.stdout, is_log=False)
+    if isinstance(sys.stderr, io.TextIOWrapper) and sys.stderr is sys.__stderr__:
+        sys.stderr = _Stream(sys.stderr, is_log=True)
+
+
+class _Stream(io.TextIOWrapper):
+    """Standard stream of the process."""
+
+    def __init__(self, stream: io.TextIOWrapper, *, is_log: bool) -> None:
+        super().__init__(
+            stream.buffer,
+            stream.encoding,
+            stream.errors,
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )
+        self._is_log, self._has_failed = is_log, False
+
+    def write(self, text: str, /) -> int:
+        self._guard(partial(super().write, text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._guard(super().flush)
+
+    def _guard(self, act: Callable[[], object]) -> None:
+        if self._has_failed:  # at the end of the process, Python flushes once more
+            return
+        try:
+            act()
+        except OSError as error:
+            if self._is_log:
+                return
+            if isinstance(error, BrokenPipeError):  # `head` has enough: typer ends the command without a word
+                raise
+            self._has_failed = True
+            raise WriteFailed(
+                f"standard output cannot be written ({error.strerror}). Give it a file with room, or a terminal."
+            ) from error
 
 
 def print_json(facts: object) -> None:

@@ -35,3 +35,10 @@ class SafeConsole(Console):
         """Yield the segments of `renderable`, with escaped text."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(printable(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error, as `print` does, instead of a `SystemExit`.
+
+        A run would take that for one of its train function.
+        """
+        raise  # noqa: PLE0704 - rich calls this while it handles the error

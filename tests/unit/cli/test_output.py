@@ -3,14 +3,67 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+from functools import partial
 
 import pytest
 from tests.waiting import SetClock
 
 from forebay.cli.llm.score import progress_line
-from forebay.cli.output import progress_bar
+from forebay.cli.output import prepare_streams, print_error, print_facts, print_line, progress_bar
+from forebay.errors import WriteFailed
+from forebay.events import Preparing
 from forebay.llm.score.pool.counters import ScoreProgress
+from forebay.training.callbacks.progress import Progress
+
+
+def place(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    """Make a file the standard stream of this process."""
+    stream = io.TextIOWrapper(io.FileIO(number, "w"), "ascii", write_through=True)
+    monkeypatch.setattr(sys, name, stream)
+    monkeypatch.setattr(sys, f"__{name}__", stream)
+
+
+def test_a_full_standard_output_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    place(monkeypatch, "stdout", os.open("/dev/full", os.O_WRONLY))
+    prepare_streams()
+    with pytest.raises(WriteFailed, match=r"standard output cannot be written \(No space left on device\)"):
+        print_line("one")
+    print_line("after the error, and at the end of the process")
+
+
+@pytest.mark.parametrize("fault", ["full", "nobody reads"])
+def test_no_command_ends_for_a_line_of_its_log(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    if fault == "full":
+        place(monkeypatch, "stderr", os.open("/dev/full", os.O_WRONLY))
+    else:
+        read, write = os.pipe()
+        os.close(read)
+        place(monkeypatch, "stderr", write)
+    prepare_streams()
+    print_line("one", err=True)
+    steps(SetClock())
+    Progress()(Preparing(what="starting"), control=None)  # type: ignore[arg-type] # it asks for nothing
+    print_error(WriteFailed("no room"), as_json=True)
+
+
+def test_a_reader_that_has_enough_ends_the_command_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    place(monkeypatch, "stdout", write)
+    prepare_streams()
+    for show in (partial(print_line, "one"), partial(print_facts, {"one": 1})):
+        with pytest.raises(BrokenPipeError):
+            show()
+
+
+def test_streams_that_the_parent_closed_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    prepare_streams()
+    print_error(WriteFailed("no room"), as_json=False)
+    print_facts({"one": 1})
 
 
 class Terminal(io.StringIO):
