@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +32,12 @@ Parameters = Annotated[
         metavar="[NAME=VALUE]...",
     ),
 ]
+
+
+def refuse_folder(out: str | Path | None) -> None:
+    """Refuse an --out that is a folder here, before the work."""
+    if out is not None and Path(out).is_dir():
+        raise InvalidOption(f"--out {out} is a folder. Give the name of a file.")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.cli.arguments import AsJson, JobFile, Parameters, refuse_folder
 from forebay.cli.output import only_the_document, print_json, print_line, progress_bar
 
 if TYPE_CHECKING:
@@ -49,20 +49,21 @@ def doctor(
     from forebay.doctor.text import lines_of  # noqa: PLC0415
     from forebay.report.page import write_page  # noqa: PLC0415
 
+    refuse_folder(out)
     with only_the_document(as_json):
         made = job_of(job, parameters or ())
         with _ended_like_an_interrupt(), _shown() as progress:
             options = ExaminationOptions(workers=workers, seconds=seconds, progress=progress)
             diagnosis = diagnose(made, options)
-    if out is not None:
-        text = page_of(diagnosis, f"forebay doctor {Path(job).name}")
-        write_page(str(out), text, "the page of the examination", "Give another --out.")
     if as_json:
         print_json(facts_of(diagnosis) | {"page": None if out is None else str(out)})
-        return
-    print_line("\n".join(lines_of(diagnosis)))
-    if out is not None:
-        print_line(f"\npage: {out}")
+    else:
+        print_line("\n".join(lines_of(diagnosis)))
+    if out is not None:  # last: a page that cannot be written loses no measurement
+        text = page_of(diagnosis, f"forebay doctor {Path(job).name}")
+        write_page(str(out), text, "the page of the examination", "Give another --out.")
+        if not as_json:
+            print_line(f"\npage: {out}")
 
 
 def facts_of(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli.arguments import AsJson
+from forebay.cli.arguments import AsJson, refuse_folder
 from forebay.cli.output import print_json, print_line
 from forebay.cli.settings import RunStorage, folder_of
 from forebay.errors import BadUsage, InvalidOption
@@ -50,6 +50,7 @@ def report(
 
     if serve and (out is not None or as_json):
         raise BadUsage("--serve writes no file and prints no JSON. Leave out --out and --json, or --serve.")
+    refuse_folder(out)
     runs = [folder_of(each, storage) for each in runs]
     sweeps = {path: record for path in runs if (record := load_record(path)) is not None}
     if sweeps and len(runs) > 1:

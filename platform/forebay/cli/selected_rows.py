@@ -125,7 +125,10 @@ def rows_of_data(
     `quiet` shows no progress.
     """
     if part.step is not None and batch is None:
-        raise BadUsage(f"--step {part.step}: a dataset has no batches. Add --batch, the rows of a global batch.")
+        raise BadUsage(
+            f"--step {part.step}: {source} is not the folder of a run, and a dataset has no batches. Correct it, or "
+            "add --batch, the rows of a global batch."
+        )
     if source.endswith(".json"):
         manifest = load_manifest(source, allow_locations)
     else:

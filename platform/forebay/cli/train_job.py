@@ -78,7 +78,9 @@ def train(
     else:
         job = replace(made, start=replace(start, attempt=placed.attempt))
         chosen = [] if driver is None else ["--driver", driver]
-        show = Progress(command=["forebay", "run", *chosen, path, *words])
+        # A job without this parameter cannot be continued by words.
+        again = ["forebay", "run", *chosen, path, *words] if "name" in job.parameters else []
+        show = Progress(command=again)
         _train_job(job, [show, *trackers], driver=driver or DRIVER, as_json=as_json)
 
 

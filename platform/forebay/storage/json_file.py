@@ -94,8 +94,8 @@ def read_json_file(folder: str | Location, name: str, owner: str) -> bytes | Non
         return None
     except NotADirectoryError as error:
         raise InvalidOption(
-            f"{location.uri} is a file, and a {owner} keeps its files in a folder of its name. Give the {owner} "
-            "another name, or another storage.",
+            f"{location.uri} is a file, and a {owner} keeps its files in a folder. Name its folder, or give it another "
+            "name or storage.",
             path=location.uri,
         ) from error
 

@@ -96,4 +96,4 @@ def _check_seconds(option: str, found: object) -> None:
     if found is None and option == "deadline_s":
         return
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
-        raise InvalidOption(f"{option}={found!r} cannot work. Give more than 0 seconds.", option=option)
+        raise InvalidOption(f"{option}={found!r} cannot work. Give a number of seconds, more than 0.", option=option)

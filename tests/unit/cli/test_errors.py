@@ -140,7 +140,7 @@ def test_more_ranks_than_lanes(forebay: Call, job_words: Call, tmp_path: Path) -
 
 def test_quotas_that_store_nothing_and_those_that_make_no_sense(forebay: Call, job_words: Call) -> None:
     assert run(forebay, job_words(quota=0)).code == 0
-    check(run(forebay, job_words(quota=-1)), "CacheUnusable", "quota_bytes=-1", "cache=None")
+    check(run(forebay, job_words(quota=-1)), "InvalidOption", "quota_bytes=-1", "whole number of 0 or more")
 
 
 def test_unwritable_cache(forebay: Call, job_words: Call, tmp_path: Path) -> None:
@@ -223,3 +223,12 @@ def test_a_long_error_wraps_at_words_and_loses_none(words: list[str]) -> None:
     longest = max(map(len, words)) + 2
     assert all(len(line) <= max(80, longest) for line in whole.splitlines())
     assert all(line.startswith("  ") for line in whole.splitlines()[1:])
+
+
+def test_a_name_of_no_run_is_not_taken_for_a_dataset_without_batches(forebay: Call, tmp_path: Path) -> None:
+    said = forebay("rows", tmp_path / "nowhere", "--step", 1)
+    assert said.code == 2 and f"{tmp_path / 'nowhere'} is not the folder of a run" in said.err
+
+
+def test_no_metric_is_not_called_an_unknown_one(forebay: Call) -> None:
+    assert "no metric was given. Choose one of metric=perplexity" in forebay("llm", "evaluate").err

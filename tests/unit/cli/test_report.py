@@ -51,6 +51,12 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.Captur
     assert "not the folder of a run or a sweep" in capsys.readouterr().err
 
 
+def test_a_folder_to_write_to_is_refused_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("report", "doctor"):
+        main_of(command, "nowhere", "--out", str(tmp_path), code=3)
+        assert f"--out {tmp_path} is a folder. Give the name of a file." in capsys.readouterr().err
+
+
 def main_of(*words: str, code: int = 0) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)

@@ -152,7 +152,7 @@ def test_rows_of_a_global_batch_are_those_that_its_ranks_read(forebay: Cli, parq
     said = forebay("rows", *words, "--world", 3, "--rank", 1).out
     assert said.startswith("global batch 3 of 4 of epoch 1 with seed 5, rank 1 of 3: ")
     said = forebay("rows", root, "--step", 1)
-    assert said.code == 2 and "--step 1: a dataset has no batches. Add --batch" in said.err
+    assert said.code == 2 and "a dataset has no batches. Correct it, or add --batch" in said.err
 
 
 def test_options_that_the_source_does_not_have_are_errors(

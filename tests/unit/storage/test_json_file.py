@@ -53,7 +53,7 @@ def test_a_file_is_written_read_and_replaced(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
-    with pytest.raises(InvalidOption, match=r"a is a file, and a sweep .* another name"):
+    with pytest.raises(InvalidOption, match=r"a is a file, and a sweep .* Name its folder, or give it another name"):
         read_json_file(str(tmp_path / "a"), "sweep.json", "sweep")
     with pytest.raises(OSError, match="a"):
         write_json_file(str(tmp_path / "a"), "sweep.json", "{}")

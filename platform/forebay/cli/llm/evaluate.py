@@ -26,10 +26,11 @@ def run_evaluation(words: Sequence[str], *, as_json: bool) -> None:
     Raises `BadJob` for arguments that do not fit, and as the measurements.
     """
     values: dict[str, object] = dict(values_of(words))
-    metric = str(values.pop("metric", None))
+    metric = str(values.pop("metric", ""))
     if metric not in METRICS:
         known = ", ".join(f"metric={name}" for name in METRICS)
-        raise BadParameter(f"metric={metric!r} is unknown. Choose one of {known}.", metric=metric)
+        fault = f"metric={metric!r} is unknown" if metric else "no metric was given"
+        raise BadParameter(f"{fault}. Choose one of {known}.", metric=metric)
     with only_the_document(as_json), shown_preparations():
         facts = METRICS[metric](values)
     if as_json:

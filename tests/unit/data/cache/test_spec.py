@@ -9,7 +9,7 @@ import pytest
 
 from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, DataWorkers
 from forebay.data.cache.spec import CacheSpec
-from forebay.errors import CacheUnusable, InvalidOption
+from forebay.errors import InvalidOption
 
 
 def test_home_is_resolved_where_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
         CacheSpec(num_reads="fast")  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=r"core_share=40\b.*e\.g\. 0\.4"):
         CacheSpec(core_share=40)
-    with pytest.raises(CacheUnusable, match="quota_bytes=-1"):
+    with pytest.raises(InvalidOption, match="quota_bytes=-1"):
         CacheSpec(path=str(tmp_path), quota_bytes=-1).open()
 
 

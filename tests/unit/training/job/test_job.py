@@ -17,7 +17,6 @@ from forebay.data.transform.features.groups import Dense, Label
 from forebay.data.transform.transform import Transform
 from forebay.errors import (
     BatchTooSmall,
-    CacheUnusable,
     ExitCode,
     InvalidOption,
     MissingColumn,
@@ -189,7 +188,7 @@ def test_check_looks_at_the_columns(make_job: Callable[..., Job], data: Data) ->
 
 
 def test_check_opens_the_cache(make_job: Callable[..., Job], tmp_path: Path) -> None:
-    with pytest.raises(CacheUnusable, match="quota_bytes=-1"):
+    with pytest.raises(InvalidOption, match="quota_bytes=-1"):
         make_job(cache=CacheSpec(path=str(tmp_path / "none"), quota_bytes=-1)).check()
 
 

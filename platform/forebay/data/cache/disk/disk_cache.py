@@ -21,7 +21,7 @@ from forebay.data.cache.disk.directory import CacheDirectory, PartFile, new_part
 from forebay.data.cache.disk.lease import CacheLease, CacheUser, live_users, take_lease
 from forebay.data.cache.disk.quota import Quota
 from forebay.data.transform.block import Block
-from forebay.errors import CacheUnusable, InvalidOption, validate_type, whole_number
+from forebay.errors import CacheUnusable, validate_type, whole_number
 from forebay.runtime.metrics import Counters
 from forebay.storage.atomic import NO_ROOM
 from forebay.storage.file_lock import wait_lock
@@ -54,24 +54,19 @@ class DiskCache:
     first maps them. Pickling carries only the options, and unpickling opens the directory in the other process.
 
     Raises `CacheUnusable` for a quota of 0, or a directory that cannot be written or that others can write. Raises
-    `InvalidOption` for a negative `min_free_bytes`.
+    `InvalidOption` for a negative number of bytes.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, quota_bytes: int, min_free_bytes: int = 1 << 30) -> None:
         validate_type("path", path, str | os.PathLike, "the folder of the cache as a text or a Path")
         self.path = Path(path).expanduser().absolute()
-        self.quota_bytes = quota_bytes = whole_number("quota_bytes", quota_bytes, least=-(1 << 63))
-        self.min_free_bytes = min_free_bytes = whole_number("min_free_bytes", min_free_bytes, least=-(1 << 63))
-        if quota_bytes <= 0:
+        self.quota_bytes = quota_bytes = whole_number("quota_bytes", quota_bytes)
+        self.min_free_bytes = min_free_bytes = whole_number("min_free_bytes", min_free_bytes)
+        if quota_bytes == 0:
             raise CacheUnusable(
-                f"quota_bytes={quota_bytes} for the cache in {self.path}: nothing would ever fit. "
+                f"quota_bytes=0 for the cache in {self.path}: nothing would ever fit. "
                 "Set a quota above 0, or cache=None to train without a cache.",
                 quota_bytes=quota_bytes,
-            )
-        if min_free_bytes < 0:
-            raise InvalidOption(
-                f"min_free_bytes={min_free_bytes}, but a disk cannot have less than 0 bytes free. Set 0 or more.",
-                min_free_bytes=min_free_bytes,
             )
         self._open(CacheDirectory(self.path))
 

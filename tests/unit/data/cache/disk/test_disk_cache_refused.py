@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from forebay.data.cache.disk import directory
 from forebay.data.cache.disk.directory import CacheDirectory, new_part
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.transform.block import Block
-from forebay.errors import CacheUnusable
+from forebay.errors import CacheUnusable, InvalidOption
 from forebay.runtime.metrics import Counters
 from forebay.storage.file_lock import try_lock
 from forebay.storage.private_folder import MountPoint
@@ -125,4 +127,13 @@ def test_a_disk_that_machines_share_holds_no_cache(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(directory, "mount_of", lambda _: share)
     with pytest.raises(CacheUnusable, match=r"is on nfs4 \(server:/export on .*Name a directory on a local disk"):
         DiskCache(tmp_path / "cache", quota_bytes=1 << 20)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["quota_bytes", "min_free_bytes"])
+@pytest.mark.parametrize("given", ["10GB", -1, 1.5])
+def test_what_is_no_number_of_bytes_is_refused_with_what_is(tmp_path: Path, option: str, given: object) -> None:
+    options: dict[str, Any] = {"quota_bytes": 1 << 20, option: given}
+    with pytest.raises(InvalidOption, match=re.escape(f"{option}={given!r}: it must be a whole number of 0 or more.")):
+        DiskCache(tmp_path / "cache", **options)
     assert not any(tmp_path.iterdir())

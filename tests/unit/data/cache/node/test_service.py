@@ -33,7 +33,7 @@ from forebay.data.sources.scan import scan
 from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.features.groups import Dense, Label
 from forebay.data.transform.transform import Transform
-from forebay.errors import CacheUnusable, Cancelled, NullLabel, TransformFailed
+from forebay.errors import CacheUnusable, Cancelled, InvalidOption, NullLabel, TransformFailed
 from forebay.runtime.metrics import Counters
 
 TRANSFORM = Transform(id=Dense("id", dtype="float64"))
@@ -231,7 +231,7 @@ def test_quota_of_nothing_stores_nothing(line: ServiceLine, spec: CacheSpec, man
     for _ in range(2):
         assert read_all(line, manifest) == (list(range(12)), {"bypasses": 3, "parquet_opens": 3})
     assert list((Path(spec.path) / "blocks").iterdir()) == []
-    with pytest.raises(CacheUnusable, match="quota_bytes=-1"):
+    with pytest.raises(InvalidOption, match="quota_bytes=-1"):
         replace(spec, quota_bytes=-1).open()
 
 
