@@ -20,14 +20,13 @@ from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.prepared import Prepared, PreparedOrigin
 from forebay.data.preparation.fits import Fit, Fits
 from forebay.data.preparation.parts import LAYOUT_VERSION, ROW_GROUPS_PER_FILE
-from forebay.data.sources.parquet_files import ANY_SUFFIX, find_files
+from forebay.data.sources.parquet_files import ANY_SUFFIX, find_files, lists_folder
 from forebay.data.transform.fingerprint.function import function_identity, function_name
 from forebay.data.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
 from forebay.errors import InvalidOption, SourceChanged, Unfingerprintable, whole_number
 from forebay.runtime.formatting import did_you_mean
 from forebay.runtime.uris import split_options
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.globs import fixed_part, is_pattern
 
 _MOST_NAMED_INPUTS = 10_000
 _FOLDER_DIGITS = 16
@@ -251,10 +250,9 @@ def _input_versions(uris: Sequence[str]) -> dict[str, dict[str, str]]:
 
 def _refuse_own_output(into: str, folder: str, files: Iterable[str]) -> None:
     """Raise `InvalidOption` if `folder` holds `into`, and `files` of it were prepared there."""
-    root, below_into = _name_of(folder), f"{_name_of(into)}/"
-    if not below_into.startswith(f"{fixed_part(root) if is_pattern(root) else root}/"):
+    if not lists_folder(folder, into):
         return
-    written = re.compile(re.escape(below_into) + _WRITTEN)
+    written = re.compile(re.escape(split_options(resolve(into).uri)[0].rstrip("/") + "/") + _WRITTEN)
     if own := next(filter(written.match, files), None):
         raise InvalidOption(
             f"into={into!r} lies within the input {folder}, so {own} was prepared before, and would be prepared again "
@@ -263,10 +261,6 @@ def _refuse_own_output(into: str, folder: str, files: Iterable[str]) -> None:
             into=into,
             uri=own,
         )
-
-
-def _name_of(uri: str) -> str:
-    return split_options(resolve(uri).uri)[0].rstrip("/")
 
 
 def _flat(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:

@@ -24,8 +24,8 @@ from forebay.errors import ForebayError, InvalidOption, NoFiles, ReadFailed, val
 from forebay.runtime.formatting import did_you_mean_file
 from forebay.runtime.uris import has_local_name, split_options, with_options
 from forebay.storage.credentials import has_credentials, redact
-from forebay.storage.filesystem import Location, below, resolve_source, uri_below
-from forebay.storage.globs import children, everything, expand, fixed_part, is_pattern, visible, walk
+from forebay.storage.filesystem import Location, below, path_below, resolve_source, uri_below
+from forebay.storage.globs import children, everything, expand, fixed_part, is_hidden_path, is_pattern, visible, walk
 from forebay.storage.hugging_face.location import RevisionPins
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, NotAFile, ReadPolicy, read
 from forebay.storage.versions import FoundFile, found
@@ -97,6 +97,17 @@ def find_files(
         "%s: %s", root or locations[0].uri, "; ".join(left_out.notes()) or "all taken"
     )
     return Listing(root=root, files=tuple(files[name] for name in sorted(files)), left_out=left_out)
+
+
+def lists_folder(uri: Uri, folder: str) -> bool:
+    """Whether `find_files` of `uri` would find the files of `folder`."""
+    # A catalog's table has no folder, so a URI is compared as it is.
+    root, name = (
+        split_options(each if "://" in each.removeprefix("file://") else resolve_source(each).uri)[0].rstrip("/")
+        for each in (str(uri), folder)
+    )
+    root = fixed_part(root) if is_pattern(root) else root
+    return f"{name}/".startswith(f"{root}/") and not is_hidden_path(f"{path_below(name, root)}/part.parquet")
 
 
 def _refuse_one_name(uris: Sequence[Uri], locations: Sequence[Location]) -> None:

@@ -9,13 +9,12 @@ from pathlib import PurePosixPath
 from typing import Literal
 
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.sources.parquet_files import SUFFIXES, Uri, find_files
+from forebay.data.sources.parquet_files import SUFFIXES, Uri, find_files, lists_folder
 from forebay.data.sources.scan import scan
 from forebay.errors import InvalidOption
 from forebay.llm.source.hub_data import HUB, hub_files
 from forebay.runtime.uris import split_options
-from forebay.storage.filesystem import path_below, resolve
-from forebay.storage.globs import fixed_part, is_hidden_path, is_pattern
+from forebay.storage.filesystem import resolve
 from forebay.storage.versions import FoundFile
 
 SPAN_BYTES = 16 << 20
@@ -89,20 +88,13 @@ def refuse_within(data: Uri | Sequence[Uri], option: str, folder: str) -> None:
 
     `option` names the folder.
     """
-    name = _name_of(folder)
     for each in [data] if isinstance(data, str | PathLike) else data:
-        root = _name_of(str(each))
-        root = fixed_part(root) if is_pattern(root) else root
-        if f"{name}/".startswith(f"{root}/") and not is_hidden_path(f"{path_below(name, root)}/part.parquet"):
+        if lists_folder(each, folder):
             raise InvalidOption(
                 f"{option}={folder!r} lies within data={str(each)!r}, so what is written there would be read too. "
                 "Give a folder outside of the data, or one that begins with _, which is not read.",
                 option=option,
             )
-
-
-def _name_of(uri: str) -> str:
-    return split_options(uri if "://" in uri else resolve(uri).uri)[0].rstrip("/")
 
 
 def scan_parquet(found: TextFiles) -> Manifest:

@@ -70,6 +70,8 @@ def test_what_cannot_be_decoded_is_named_by_its_line(tmp_path: Path) -> None:
         ("lake/*.jsonl", "lake/runs", True),
         ("s3://bucket/lake?region=x", "s3://bucket/lake/runs", True),
         (["other", "lake/"], "lake/deep/runs", True),
+        ("file:///lake", "/lake/runs", True),
+        ("iceberg://catalog/lake", "runs", False),
         ("lake", "lake/_runs", False),
         ("lake", "lake-runs", False),
         ("lake/a.jsonl", "lake/runs", False),
