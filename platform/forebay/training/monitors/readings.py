@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +46,7 @@ class DeferredMetrics:
     def __init__(self) -> None:
         self._labels: list[tuple[int, str]] = []
         self._values: list[Scalar] = []
-        self._chunks: list[list[float] | Tensor] = []
+        self._chunks: list[_Chunk] = []
 
     def add(self, step: int, name: str, value: Metric) -> None:
         """Keep a copy of `value`."""
@@ -57,7 +58,7 @@ class DeferredMetrics:
     def read_all(self) -> list[Reading]:
         """Return the readings since the last call, in order."""
         self._close_chunk()
-        values = [value for chunk in self._chunks for value in (chunk if isinstance(chunk, list) else chunk.tolist())]
+        values = [value for chunk in self._chunks for value in chunk.read()]
         readings = [Reading(step, name, value) for (step, name), value in zip(self._labels, values, strict=True)]
         self.clear()
         return readings
@@ -68,11 +69,27 @@ class DeferredMetrics:
 
     def _close_chunk(self) -> None:
         values, self._values = self._values, []
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        if len(tensors) == len(values) and len({tensor.device for tensor in tensors}) == 1:
-            self._chunks.append(torch.stack(tensors))
-        else:
-            self._chunks.append([float(value) for value in values])
+        if values:
+            self._chunks.append(_Chunk(values))
+
+
+class _Chunk:
+    """Numbers, those of each device in one tensor."""
+
+    def __init__(self, values: Sequence[Scalar]) -> None:
+        self._numbers = [0.0 if isinstance(value, Tensor) else value for value in values]
+        found: dict[torch.device, dict[int, Tensor]] = {}
+        for index, value in enumerate(values):
+            if isinstance(value, Tensor):
+                found.setdefault(value.device, {})[index] = value
+        self._on_devices = [([*each], torch.stack([*each.values()])) for each in found.values()]
+
+    def read(self) -> list[float]:
+        """Return all numbers, with one copy from each device."""
+        for indices, numbers in self._on_devices:
+            for index, number in zip(indices, numbers.tolist(), strict=True):
+                self._numbers[index] = number
+        return self._numbers
 
 
 def bad_parameter(model: nn.Module, parts: LocalParts) -> str | None:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from forebay.events import MAX_STEPS, BatchesCut, EpochEnded, Evaluated, Event, Reported, Reporter
+from forebay.training.monitors.readings import DeferredMetrics
 from forebay.training.state.data_progress import PendingBatches
 from forebay.training.state.known_reports import unknown
-from forebay.training.state.metric import Metric, Scalar, weighted
+from forebay.training.state.metric import Metric, WeightedMean
 from forebay.world import World
 
 
@@ -65,7 +64,8 @@ class StepReports:
         self._reporter, self._is_first = reporter, world.is_first
         self._cuts = StepCuts(world.size)
         self._sent_at = float("-inf")
-        self._unsent: list[tuple[dict[str, tuple[Scalar, Scalar]], Mapping[str, float]]] = []
+        self._unsent: list[tuple[tuple[str, ...], Mapping[str, float]]] = []
+        self._metrics = DeferredMetrics()
 
     def emit(self, event: Event) -> None:
         """Report `event`, after the steps before it."""
@@ -96,7 +96,10 @@ class StepReports:
         now = time.monotonic()
         sends = due or now - self._sent_at >= REPORT_EVERY_S
         if sends or place["step"] <= MAX_STEPS:
-            self._unsent.append(({name: weighted(name, value) for name, value in metrics.items()}, place))
+            self._unsent.append((tuple(metrics), place))
+            for name, value in metrics.items():
+                for part in (value.total, value.weight) if isinstance(value, WeightedMean) else (value, 1.0):
+                    self._metrics.add(int(place["step"]), name, part)
         if sends:
             self._sent_at = now
             self.send()
@@ -109,24 +112,10 @@ class StepReports:
         if not self._unsent:
             return
         unsent, self._unsent = self._unsent, []
-        numbers = iter(_read_together([each for metrics, _ in unsent for pair in metrics.values() for each in pair]))
+        numbers = (reading.value for reading in self._metrics.read_all())
         steps: list[Reported] = []
-        for metrics, place in unsent:
-            pairs = {name: (next(numbers), next(numbers)) for name in metrics}
+        for names, place in unsent:
+            pairs = {name: (next(numbers), next(numbers)) for name in names}
             means = {name: total / weight for name, (total, weight) in pairs.items() if weight > 0}
             steps.append(Reported(metrics=means, **place))  # type: ignore[arg-type]
         self._reporter.report(*steps)
-
-
-def _read_together(scalars: Sequence[Scalar]) -> list[float]:
-    """Return numbers, with one copy from each device."""
-    read = [0.0 if isinstance(each, torch.Tensor) else each for each in scalars]
-    by_device: dict[torch.device, list[int]] = {}
-    for index, each in enumerate(scalars):
-        if isinstance(each, torch.Tensor):
-            by_device.setdefault(each.device, []).append(index)
-    for indices in by_device.values():
-        numbers = torch.stack([torch.as_tensor(scalars[index]) for index in indices]).tolist()
-        for index, number in zip(indices, numbers, strict=True):
-            read[index] = number
-    return read

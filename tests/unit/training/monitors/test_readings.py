@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from forebay.training.monitors.readings import CHUNK, DeferredMetrics, Reading
@@ -14,6 +15,17 @@ def test_numbers_come_back_once_in_order() -> None:
     readings.add(2, "loss", torch.tensor(0.25, dtype=torch.float16))
     assert readings.read_all() == [Reading(1, "loss", 0.5), Reading(1, "norm", 2.0), Reading(2, "loss", 0.25)]
     assert readings.read_all() == []
+
+
+def test_numbers_on_devices_are_copied_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings, copies = DeferredMetrics(), list[int]()
+    original = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (copies.append(len(tensor)), original(tensor))[1])
+    for step in range(20):
+        readings.add(step, "loss", torch.tensor(step))
+        readings.add(step, "weight", 1.0)
+    assert [each.value for each in readings.read_all()] == [value for step in range(20) for value in (step, 1.0)]
+    assert copies == [20]
 
 
 def test_more_than_a_chunk() -> None:
