@@ -100,7 +100,9 @@ def folder(tmp_path: Path) -> Path:
 def test_each_test_runs_once_and_a_module_in_one_process(folder: Path) -> None:
     status, out = _pytest(folder, "-v")
     assert status == 0, out
-    assert "8 passed, 6 warnings" in out
+    assert "8 passed, " in out
+    warned = out.partition("warnings summary")[2].splitlines()  # also of folders that other runs of pytest remove
+    assert len([line for line in warned if line.startswith("test_")]) == 6, out
     assert "[p0]" in out or "[p1]" in out
     assert "of a test" in out
     assert "said by" not in out
