@@ -129,14 +129,34 @@ def nothing_to_train(job: Job, folder: RunFolder) -> str:
 
     Names the parameters of its last start that differ from the job's: its result is of those.
     """
-    earlier = folder.load(FILE_NAME, lambda facts: dict(facts["parameters"]), VERSION) or {}
-    now = json.loads(to_json({name: public_fact(name, value) for name, value in job.parameters.items()}))
-    changed = [f"{each}={earlier[each]}" for each, value in now.items() if each in earlier and earlier[each] != value]
+    changed = [f"{name}={before}" for name, before, _ in _changed_parameters(job, folder)]
     with_others = f", with {', '.join(changed)}" if changed else ""
     return (
         f"Run {folder.name!r} had trained all its epochs before{with_others}. Nothing is trained now, and this is the "
         "result from then. To train again, give another name."
     )
+
+
+def other_parameters(job: Job, folder: RunFolder) -> str | None:
+    """Warning that a run goes on with other parameters than its last start had.
+
+    None if they are the same.
+    """
+    changed = [f"{name}={now} (before: {before})" for name, before, now in _changed_parameters(job, folder)]
+    if not changed:
+        return None
+    return (
+        f"Run {folder.name!r} goes on with {', '.join(changed)}. What its checkpoint holds stays as it was saved, also "
+        "the learning rate of the optimizer. To train with the new values from the first step, give another name."
+    )
+
+
+def _changed_parameters(job: Job, folder: RunFolder) -> list[tuple[str, Fact, Fact]]:
+    """Names and values, before and now, of parameters that the run's last start had, too."""
+    earlier = folder.load(FILE_NAME, lambda facts: dict(facts["parameters"]), VERSION) or {}
+    now = json.loads(to_json({name: public_fact(name, value) for name, value in job.parameters.items()}))
+    asked = [each for each in now if each in earlier and "." not in each]  # not what a fleet adds: `placed.machine`
+    return [(each, earlier[each], now[each]) for each in asked if earlier[each] != now[each]]
 
 
 def load_identity(run: str | RunFolder) -> Mapping[str, Any]:

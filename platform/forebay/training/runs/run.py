@@ -40,7 +40,7 @@ from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd
 from forebay.training.runs.attempts.start import start_attempt
 from forebay.training.runs.control import Callback, Control, RequestReader, notify
-from forebay.training.runs.job_facts import check_identity, nothing_to_train, record_job
+from forebay.training.runs.job_facts import check_identity, nothing_to_train, other_parameters, record_job
 from forebay.training.runs.result import Result, RunHistory, load_result, save_result
 from forebay.training.runs.rows.order_record import record_order
 from forebay.training.runs.run_folder import new_run_folder, run_folder
@@ -101,6 +101,9 @@ class Run:
             raise
 
     def _begin(self) -> None:
+        goes_on = self.result.steps or self.result.epochs
+        if goes_on and (warning := other_parameters(self.job, self.folder)):
+            log.warning("%s", warning)
         record_job(self.job, self.folder)
         record_order(self.job.data, self.folder)
         # Another attempt may have ended meanwhile.

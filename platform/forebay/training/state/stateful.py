@@ -13,6 +13,8 @@ from forebay.errors import BadJob
 SCHEDULED = "scheduled"
 """Key in a group without hyperparameters: its learning rate as a fraction of the rate its scheduler started at."""
 BASE_RATES = ("base_lrs", "_last_lr")
+_OF_NO_CLASS = {"params", "param_names", SCHEDULED, "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+"""Keys of a group that optimizers of any class may have: of schedulers, and of parameters."""
 
 
 class Stateful(Protocol):
@@ -101,7 +103,7 @@ def filled_in(state: Any, own: Callable[[], Any]) -> Any:
 
     `own()` is the state of the object that loads `state`.
 
-    Raises `KeyError` for a scheduled rate that the object does not have.
+    Raises `KeyError` for a scheduled rate that the object does not have, and `ValueError` for one of another class.
     """
     groups = _groups(state)
     if not groups or len(groups) != len(there := _groups(own())):
@@ -121,6 +123,10 @@ def _bare(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(saved: Mapping[str, Any], there: Mapping[str, Any]) -> dict[str, Any]:
+    strange, missing = (sorted({*a} - {*b} - _OF_NO_CLASS) for a, b in ((saved, there), (there, saved)))
+    if strange and missing:  # one alone is of another version of the class
+        other = f"with {', '.join(strange)}, and without {', '.join(missing)}"
+        raise ValueError(f"it was saved by an optimizer of another class: {other}")
     group = {**there, **saved}
     scheduled = group.pop(SCHEDULED, None)
     if scheduled is not None:

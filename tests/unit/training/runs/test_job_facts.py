@@ -133,3 +133,16 @@ def test_a_run_that_had_ended_before_says_so_with_the_parameters_of_its_result(
     with Run(replace(job, parameters={"lr": 0.5, "hub_token": "other", "data": "clicks"})) as other:
         assert other.is_finished
     assert "before, with lr=0.1. Nothing is trained now" in caplog.text and "sesame" not in caplog.text
+
+
+def test_a_run_that_goes_on_with_other_parameters_says_so(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    job = replace(job, epochs=2, parameters={"lr": 0.1, "hub_token": "sesame", "placed.machine": "a"})
+    with Run(job) as run:
+        run.tell(EpochEnded(epoch=0, step=3, metrics={}, rows=12, seconds=1, wait_s=0, eval_s=0, checkpoint_s=0))
+    with Run(replace(job, parameters={"lr": 0.1, "hub_token": "other", "placed.machine": "b"})):
+        assert "goes on" not in caplog.text
+    with Run(replace(job, parameters={"lr": 0.5, "clip": 1})):
+        assert "Run 'mine' goes on with lr=0.5 (before: 0.1). What its checkpoint holds stays" in caplog.text
+    caplog.clear()
+    with Run(replace(job, parameters={"lr": 0.5, "clip": 1})):
+        assert "goes on" not in caplog.text

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -185,6 +186,29 @@ def test_what_does_not_fit_is_refused() -> None:
     other.add(scheduler=LambdaLR(two_groups, lambda _: 1.0))
     with pytest.raises(BadJob, match="not of 'scheduler'"):
         other.restore(state, step=7)
+
+
+@pytest.mark.parametrize("kinds", [("Adam", "SGD"), ("SGD", "AdamW"), ("RMSprop", "Adam"), ("Adagrad", "SGD")])
+def test_an_optimizer_of_another_class_is_refused(kinds: tuple[str, str]) -> None:
+    saved, built = (Trained(SCHEDULERS["cosine"], kind=getattr(torch.optim, kind), lr=0.1) for kind in kinds)
+    saved.go(2)
+    state = {name: copy.deepcopy(each) for name, each in saved.checkpointed.state().items()}
+    with pytest.raises(BadJob, match=r"does not fit the optimizer .*of another class: with .*, and without "):
+        built.checkpointed.restore(state, step=2)
+
+
+def test_a_class_that_has_got_or_lost_an_option_is_loaded() -> None:
+    trained = Trained(SCHEDULERS["cosine"], lr=0.1)
+    trained.go(2)
+    state = trained.checkpointed.state()
+    for change in ({"from_later": 1}, {}):
+        lost = {"amsgrad"} if not change else set[str]()
+        groups = [
+            {name: each for name, each in group.items() if name not in lost} | change
+            for group in state["optimizer"]["param_groups"]
+        ]
+        optimizer = state["optimizer"] | {"param_groups": groups}
+        Trained(lr=0.5).checkpointed.restore(state | {"optimizer": optimizer}, step=2)
 
 
 def test_other_states_are_left_alone() -> None:
