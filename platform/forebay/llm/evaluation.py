@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,18 +9,8 @@ from torch import Tensor, nn
 from forebay.llm.context_parallel import ContextRanks
 from forebay.llm.loss import LOSS_CHUNK, cross_entropy, of_targets
 from forebay.llm.token_batch import IGNORED
+from forebay.training.worker.eval_mode import evaluating
 from forebay.training.worker.worker import Worker
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off within the block."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def evaluate_tokens(

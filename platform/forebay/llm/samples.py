@@ -18,7 +18,6 @@ from forebay.data.loader.batch import Batch
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.preparation.progress import tell
 from forebay.events import Sample
-from forebay.llm.evaluation import evaluating
 from forebay.llm.loss import of_targets
 from forebay.llm.packing import DESIRED, ID_BITS, START, TARGET
 from forebay.llm.recipe import Recipe
@@ -26,6 +25,7 @@ from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import load_tokenizer
 from forebay.llm.tokens import TOKENS, token_arrays
+from forebay.training.worker.eval_mode import evaluating
 
 NEW_TOKENS = 48
 """Tokens of an answer. Each costs a pass through the model over all prompts."""

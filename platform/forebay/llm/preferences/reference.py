@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 
 from forebay.data.loader.batch import Batch
 from forebay.llm.adapters import without_adapter
-from forebay.llm.evaluation import evaluating
 from forebay.llm.preferences.answers import log_probabilities, stored_log_probabilities
 from forebay.llm.preferences.losses import Preferences
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.hub_model import hub_access
 from forebay.training.state.rng import seed_everything
 from forebay.training.strategies.fsdp2 import shard
+from forebay.training.worker.eval_mode import evaluating
 from forebay.training.worker.worker import Worker
 
 Reference: TypeAlias = Callable[[Batch], Tensor]

@@ -13,7 +13,6 @@ import torch
 
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
-from forebay.llm.evaluation import evaluating
 from forebay.llm.fine_tuning import evaluate_held_out, set_up
 from forebay.llm.preferences.answers import log_probabilities, rewards
 from forebay.llm.preferences.losses import AnswerScores, Preferences
@@ -22,6 +21,7 @@ from forebay.llm.preferences.reference import reference_of
 from forebay.llm.recipe import Recipe
 from forebay.llm.samples import HeldOutPrompt
 from forebay.llm.tokens import PAIRS
+from forebay.training.worker.eval_mode import evaluating
 from forebay.training.worker.worker import Worker
 
 

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from forebay.training.monitors.source_losses import SourceLosses
 from forebay.training.tables.strategy import TablesOption
+from forebay.training.worker.eval_mode import evaluating
 from forebay.training.worker.worker import Worker
 
 Evaluate = Callable[[Worker, nn.Module], Mapping[str, float]]
@@ -62,11 +63,5 @@ def fit(
 
 
 def _evaluated(worker: Worker, model: nn.Module, evaluate: Evaluate) -> Mapping[str, float]:
-    # Of each module: a model may be trained with some of its layers, or all of them, in eval mode.
-    trained = [module for module in model.modules() if module.training]
-    model.eval()
-    with torch.no_grad():
-        metrics = evaluate(worker, model)
-    for module in trained:
-        module.training = True
-    return metrics
+    with torch.no_grad(), evaluating(model):
+        return evaluate(worker, model)
