@@ -2,6 +2,7 @@
 
 `python -m tests.again`, after pytest has exited with 1. A law of processes may break on a machine that stands still for
 seconds. It does not count then, but it is named: the test or the code waits too short, and one of them must be mended.
+Neither does the crash of a process that has run its tests, in the end of the interpreter and of native libraries.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.processes import AFTER_ALL
+
 MOST = 5
 """Tests that are run again. More failures are no accident."""
 FAILED_TWICE, PASSED = "failed twice", "UNSTABLE, failed and then passed alone"
+CRASHED = "UNSTABLE, crashed"
 FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 
@@ -27,11 +31,14 @@ def main() -> int:
     failed = failed_tests()
     if not 0 < len(failed) <= MOST:
         return 1
-    print(f"== pytest, {len(failed)} that failed, once more and alone", flush=True)
-    status = subprocess.run([sys.executable, "-m", "pytest", *failed], check=False).returncode
+    tests = [name for name in failed if not name.startswith(AFTER_ALL)]
+    status = 0
+    if tests:
+        print(f"== pytest, {len(tests)} that failed, once more and alone", flush=True)
+        status = subprocess.run([sys.executable, "-m", "pytest", *tests], check=False).returncode
     again = failed_tests()
-    for test in failed:
-        print(f"   {FAILED_TWICE if test in again else PASSED}: {test}")
+    for name in failed:
+        print(f"   {CRASHED if name not in tests else FAILED_TWICE if name in again else PASSED}: {name}")
     return status
 
 

@@ -5,6 +5,7 @@ Collecting takes 20 CPU seconds, which pytest-xdist spends in each of its proces
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import types
@@ -20,6 +21,8 @@ from tests.preloaded.server import FORK_SAFE_THREADS, threads
 from tests.schedule import module_of, next_module
 
 ENDED_WELL = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+AFTER_ALL = "after all tests of process "
+"""Begin of the name of a failure: a process was given no more tests, and died in the end of the interpreter."""
 
 Location = tuple[str, int | None, str]
 
@@ -62,6 +65,8 @@ class _Process:
     tests: list[int] = field(default_factory=list)
     """Indices of tests that it was given and that have not ended."""
     running: tuple[str, Location] | None = None
+    has_all: bool = False
+    """Whether it was told that no test is left."""
 
 
 class _Processes:
@@ -126,6 +131,7 @@ class _Processes:
             return self._ended(connection)
         if word == "next":
             process.tests = self._next_tests(process.number)
+            process.has_all = not process.tests
             try:
                 connection.send(process.tests)
             except OSError:  # it died since it asked
@@ -162,7 +168,8 @@ class _Processes:
         code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
         if not process.tests and process.running is None and code in ENDED_WELL:
             return None
-        nodeid, location = process.running or (f"process {process.number}", ("", None, "between tests"))
+        name = f"{AFTER_ALL if process.has_all else 'process '}{process.number}"
+        nodeid, location = process.running or (name, ("", None, name if process.has_all else "between tests"))
         reason = f"The process of this test ended with {code}, " + ("a signal." if code < 0 else "its exit code.")
         self._report(pytest.TestReport(nodeid, location, {}, "failed", reason, "call"), process)
         left = [index for index in process.tests if index != self._indices.get(nodeid)]
@@ -190,6 +197,7 @@ def _run_tests(session: pytest.Session, connection: Connection[Any, Any], number
     folders._basetemp.mkdir(mode=0o700, exist_ok=True)
     # Processes that a test spawns would import pytest, as the main module of this one.
     sys.modules["__main__"] = types.ModuleType("__main__")
+    config.add_cleanup(faulthandler.enable)  # pytest's ends before the interpreter, whose end may crash in native code
     while tests := _given(connection):
         items: list[pytest.Item] = [*(session.items[index] for index in tests), between]
         for item, next_item in pairwise(items):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import AFTER_ALL
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
@@ -156,7 +158,27 @@ def test_processes_that_cannot_begin_end_it(folder: Path, code: str) -> None:
     status, out = _pytest(folder, "-p", "dies_first", PYTHONPATH=f"{ROOT}{os.pathsep}{folder}")
     assert status == 1
     assert out.count("ended with 7, its exit code.") >= 2
+    assert AFTER_ALL not in out  # tests.again would not count it
     assert not (folder / "ran").exists()
+
+
+CRASHES_LATE = """
+import atexit, os, signal
+
+def test_of_a_process_that_crashes_at_its_end():
+    atexit.register(os.kill, os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_a_crash_in_the_end_of_a_process_is_named_and_shows_its_threads(folder: Path) -> None:
+    (folder / "test_c.py").write_text(CRASHES_LATE)
+    status, out = _pytest(folder)
+    assert status == 1
+    assert "1 failed, 9 passed" in out
+    assert "The process of this test ended with -11, a signal." in out
+    assert "Fatal Python error: Segmentation fault" in out
+    (failed,) = json.loads((folder / ".pytest_cache/v/cache/lastfailed").read_text())
+    assert failed.startswith(AFTER_ALL)
 
 
 def test_what_fails_at_the_end_of_a_process_counts(folder: Path) -> None:
