@@ -24,7 +24,7 @@ from forebay.training.strategies.flat_part import FlatPart, flat_span
 from forebay.training.tables.exchange.gradients import reduce_together
 from forebay.training.tables.lookup.batch_features import BatchFeatures
 from forebay.training.tables.options import Tables
-from forebay.training.tables.owned_rows import OwnedRows, TableFacts
+from forebay.training.tables.owned_rows import DECAYED, OwnedRows, TableFacts
 from forebay.training.tables.placement import (
     AUTO,
     MEASURED_STEPS,
@@ -172,6 +172,8 @@ class ModelTables:
         for name, shared in self._fixed.items():
             if "ids" in found[name]:
                 raise ValueError(f"the saved table {name!r} has admission=, and the model's table has not")
+            if missing := sorted(shared.owned.shapes().keys() - found[name].keys() - {DECAYED}):
+                raise ValueError(f"table {name!r} has no saved state {missing[0]!r}, which its optimizer has")
             shared.discard()
             shared.owned.decay = state_dict["decay"][name]
             shared.owned.adopt({key: self._own_part(shared, name, key, each) for key, each in found[name].items()})

@@ -79,7 +79,7 @@ class OwnedRows:
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Load the tensors of these rows from a checkpoint.
 
-        Missing state begins at 0.
+        Missing state begins at 0, as the decay of a run that had none.
         """
         self._tensors = {name: tensors[name] if name in tensors else self._zeros(name) for name in self.shapes()}
 

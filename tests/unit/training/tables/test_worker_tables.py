@@ -115,17 +115,23 @@ def test_sharded_parameters_and_tables_train_as_ddp(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("first", "change", "words"),
     [
-        ({"tables": Tables(LazyAdam(lr=0.1))}, "which its optimizer does not have"),
-        ({"tables": Tables(RowSGD(lr=0.1))}, "which its optimizer does not have"),
+        ({}, {"tables": Tables(LazyAdam(lr=0.1))}, "has no saved state"),
+        ({}, {"tables": Tables(RowSGD(lr=0.1))}, "which its optimizer does not have"),
+        ({"tables": Tables(RowSGD(lr=0.1))}, {}, "has no saved state"),
     ],
 )
 def test_checkpoint_of_other_tables_is_refused(
-    make_data: Callable[..., Data], make_recorder: Any, tmp_path: Path, change: dict[str, Any], words: str
+    make_data: Callable[..., Data],
+    make_recorder: Any,
+    tmp_path: Path,
+    first: dict[str, Any],
+    change: dict[str, Any],
+    words: str,
 ) -> None:
     data, folder = make_data(lanes=4), str(tmp_path / "run")
-    run_to(SingleProcessCollective(), data, folder, 2, make_recorder)
+    run_to(SingleProcessCollective(), data, folder, 2, make_recorder, **first)
     with pytest.raises(BadJob, match=words):
         run_to(SingleProcessCollective(), data, folder, 4, make_recorder, **change)
 
