@@ -47,6 +47,7 @@ Head = Literal["tokens", "reward"]
 _CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _TINY_POSITIONS = 4096
+_MOST_CASES = 64
 _MIXING_LAYERS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention"})
 """Kinds of layers of transformers whose state goes on over the beginning of a document."""
 _MIXING_MODELS = frozenset({"biogpt", "bloom", "openai-gpt"})
@@ -120,6 +121,7 @@ class ModelSpec:
         attn = chosen_attention(self.attn, device, is_compiled=self.compile)
         if self.compile or attn == FLEX:
             _keep_compiled_code()
+            _compile_all_cases()
         # Attention by documents is sdpa with another mask, and can be set where a model is known only.
         # None: sdpa, and eager for models without it, such as gpt-oss.
         usual = None if self.attn == "auto" else "sdpa"
@@ -183,6 +185,18 @@ def _keep_compiled_code() -> None:
     folder = kernel_files().target
     if folder is not None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+
+
+def _compile_all_cases() -> None:
+    """Let torch compile code for 64 cases instead of 8.
+
+    Each of gradients, adapters, autocast, one row or several, another length and kind of mask makes another case.
+    Training with evaluations had nine in a Llama. Those beyond the limit run as they are: FlexAttention then keeps the
+    scores of all pairs of tokens.
+    """
+    from torch._dynamo import config  # noqa: PLC0415 - a second, which others do not need
+
+    config.recompile_limit = max(config.recompile_limit, _MOST_CASES)
 
 
 def recomputes_activations(wanted: bool | None, device: torch.device) -> bool:

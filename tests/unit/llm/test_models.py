@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
@@ -220,6 +221,26 @@ def test_damaged_weights_are_named(folder: Path) -> None:
 def test_unknown_attention_is_refused() -> None:
     with pytest.raises(InvalidOption, match="attn='flash' is unknown. Choose one of 'auto', 'documents', 'sdpa'"):
         ModelSpec(name="tiny", vocab_size=300, attn="flash")  # type: ignore[arg-type]
+
+
+@pytest.mark.variation
+def test_compiled_layers_are_compiled_for_each_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows, lengths, gradients and autocast: a Llama has nine."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter, compile_layer = CompileCounterWithBackend("eager"), nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda layer: compile_layer(layer, backend=counter))
+    torch._dynamo.reset()
+    model = ModelSpec(name="tiny", vocab_size=64, compile=True).build()
+    counts = []
+    for is_cast in (False, True):
+        for is_trained in (True, False):
+            for rows, length in ((2, 32), (2, 20), (1, 32), (1, 25), (3, 40)):
+                with torch.autocast("cpu", torch.bfloat16, is_cast), torch.set_grad_enabled(is_trained):
+                    model.train(is_trained)(torch.zeros(rows, length, dtype=torch.int64))
+            counts.append(counter.frame_count)
+    assert counts[0] < counts[1] < counts[2] < counts[3]
+    assert counts[3] > 8
 
 
 def test_adapter_trains_a_little_beside_a_frozen_model() -> None:
