@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from forebay.data.kernels.calls import gather_lists, pad
 from forebay.data.transform.block import ATTACHED, BlockArray
@@ -42,11 +41,14 @@ def list_parts(lists: pa.Array) -> tuple[pa.Array, Offsets, Lengths]:
 
     The values are those in use by this slice, and starts count among them. A null list has length 0.
     """
+    # Without a cast: Arrow 26 gives lists of nulls too few values, and turns the list view [null, [1, 2]] into the list
+    # [null, []].
     if pa.types.is_list_view(lists.type) or pa.types.is_large_list_view(lists.type):
-        # Arrow 26 casts the list view [null, [1, 2]] to the list [null, []].
         starts, lengths = lists.offsets.to_numpy(), lists.sizes.to_numpy().astype(np.int32)
+    elif pa.types.is_fixed_size_list(lists.type):
+        size = lists.type.list_size
+        starts, lengths = (lists.offset + np.arange(len(lists))) * size, np.full(len(lists), size, np.int32)
     else:
-        lists = pc.cast(lists, pa.large_list(lists.type.value_type))
         offsets = lists.offsets.to_numpy()
         starts, lengths = offsets[:-1], np.diff(offsets).astype(np.int32)
     if lists.null_count:

@@ -45,6 +45,13 @@ def test_nulls_at_every_level_are_filled(outer: str) -> None:
     assert packed(array, shape=(2, 2), fill=7, dtype="int16").tolist() == expected
 
 
+@pytest.mark.parametrize("outer", LISTS)
+@pytest.mark.parametrize("inner", LISTS)
+def test_lists_without_a_type_of_items_are_filled(outer: str, inner: str) -> None:
+    array = pa.array([[[None] * 3] * 2, None], LISTS[outer](LISTS[inner](pa.null(), 3), 2))
+    assert packed(array, shape=(2, 3), fill=7).tolist() == [[[7] * 3] * 2] * 2
+
+
 def test_one_size_no_rows_and_a_column_of_nulls() -> None:
     assert packed(pa.array([[1.0, 2.0]]), shape=2).tolist() == [[1, 2]]
     assert packed(pa.array([], pa.list_(pa.float32())), shape=2).shape == (0, 2)

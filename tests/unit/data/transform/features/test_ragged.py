@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import forebay as fb
-from forebay.data.transform.features.ragged import LIST_VALUES
+from forebay.data.transform.features.ragged import LIST_VALUES, list_parts
 from forebay.errors import InvalidOption
 
 Lists = list[list[int | None] | None]
@@ -178,3 +178,19 @@ def test_values_without_padding_have_the_promised_dtype(options: dict[str, Any])
     columns = [lists, pa.chunked_array([lists, lists]), pa.nulls(3)]
     blocks = [fb.Transform(x=feature).apply(pa.table({"items": column})) for column in columns]
     assert {block.arrays[f"{LIST_VALUES}x"].dtype.name for block in blocks} == {feature.array_dtype}
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda item: pa.list_(item, 2)]
+)
+@pytest.mark.parametrize("item", [pa.null(), pa.int32()], ids=str)
+def test_parts_have_every_item(kind: Callable[[pa.DataType], pa.DataType], item: pa.DataType) -> None:
+    """Kernels read them by address. Arrow cast large lists of nulls to as many items as there are lists."""
+    whole = pa.array([[None] * 2, None, [None] * 2, [None] * 2], kind(item))
+    for lists in (whole, whole[1:], whole[:0]):
+        values, starts, lengths = list_parts(lists)
+        found = [
+            values.slice(start, length).to_pylist() if length else []
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+        assert found == [each or [] for each in lists.to_pylist()]
