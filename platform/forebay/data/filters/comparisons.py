@@ -70,7 +70,8 @@ class Comparison(NamedTuple):
             # Not isin(): it is false for a null, and `not` would then keep the row.
             each, join = (ast.Eq, operator.or_) if op is ast.In else (ast.NotEq, operator.and_)
             return functools.reduce(join, [_compared(self.column, each, item, plain) for item in self.value])
-        if self.negated and pa.types.is_floating(plain.type):  # `x >= 1` is not true for NaN, and `not x < 1` is
+        if self.negated and pa.types.is_floating(plain.type) and op not in (ast.Eq, ast.NotEq):
+            # `x >= 1` is not true for NaN, and `not x < 1` is.
             return ~_compared(self.column, self.op, self.value, plain)
         return _compared(self.column, op, self.value, plain)
 
@@ -100,6 +101,8 @@ def _compared(column: str, op: type[ast.cmpop], value: Any, compared: Operand) -
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and (pa.types.is_integer(data_type) or pa.types.is_decimal(data_type)):
         return _compared_exactly(op, value, compared)
+    if is_number and pa.types.is_floating(data_type):
+        return _compared_floats(op, value, compared)
     expression: pc.Expression = COMPARISONS[op](of_column, _scalar(column, value, data_type))
     return expression
 
@@ -115,7 +118,7 @@ def _compared_exactly(op: type[ast.cmpop], value: float, compared: Operand) -> p
     of_column, data_type = compared
     least, most, scale = _range_of(data_type)
     below = _floor(value, scale)
-    is_between = not math.isinf(value) and Fraction(str(value) if scale else value) * Fraction(10) ** scale != below
+    is_between = abs(value) != math.inf and Fraction(str(value) if scale else value) * Fraction(10) ** scale != below
     if op in (ast.Eq, ast.NotEq):
         if is_between or not least <= below <= most:
             return pc.scalar(False) if op is ast.Eq else of_column.is_valid()
@@ -129,6 +132,26 @@ def _compared_exactly(op: type[ast.cmpop], value: float, compared: Operand) -> p
         op = ast.LtE if is_upper else ast.Gt
     number = decimal.Decimal(f"{bound}E{-scale}") if pa.types.is_decimal(data_type) else bound
     expression: pc.Expression = COMPARISONS[op](of_column, pa.scalar(number, data_type))
+    return expression
+
+
+def _compared_floats(op: type[ast.cmpop], value: float, compared: Operand) -> pc.Expression:
+    """Compare floats with any number.
+
+    An integer between two floats equals none. The comparison is changed to one with the nearest float.
+    """
+    try:
+        nearest = float(value)
+    except OverflowError:
+        nearest = math.inf if value > 0 else -math.inf
+    if nearest != value:
+        if op in (ast.Eq, ast.NotEq):
+            return pc.scalar(False) if op is ast.Eq else compared.expression.is_valid()
+        if nearest < value:
+            op = ast.LtE if op in (ast.Lt, ast.LtE) else ast.Gt
+        else:
+            op = ast.Lt if op in (ast.Lt, ast.LtE) else ast.GtE
+    expression: pc.Expression = COMPARISONS[op](compared.expression, pa.scalar(nearest))
     return expression
 
 
@@ -147,7 +170,7 @@ def _range_of(data_type: pa.DataType) -> tuple[int, int, int]:
 
 
 def _floor(value: float, scale: int) -> int:
-    if math.isinf(value):
+    if abs(value) == math.inf:
         return (1 if value > 0 else -1) * 10**80
     return math.floor(Fraction(str(value) if scale else value) * Fraction(10) ** scale)
 
@@ -157,13 +180,10 @@ def _scalar(column: str, value: Any, data_type: pa.DataType) -> pa.Scalar:
 
     Raises `InvalidOption` if the column holds no such values.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     types = pa.types
     try:
         if types.is_boolean(data_type) and isinstance(value, bool):
             return pa.scalar(value)
-        if is_number and types.is_floating(data_type):
-            return pa.scalar(float(value))
         if isinstance(value, str):
             if types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type):
                 return pa.scalar(value, data_type)

@@ -21,6 +21,8 @@ from forebay.errors import InvalidOption
 
 COMPARED = {"==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt}
 COMPARED |= {">=": operator.ge}
+HUGE = "1" + "0" * 400
+"""A whole number beyond the floats."""
 
 
 def kept(column: pa.Array, where: str) -> list[Any]:
@@ -33,14 +35,18 @@ def kept(column: pa.Array, where: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("column", "values"),
     [
-        (pa.array([-128, 0, 2, 127, None], pa.int8()), ["2", "1.5", "300", "-1000", "1e300", "-1e999"]),
+        (pa.array([-128, 0, 2, 127, None], pa.int8()), ["2", "1.5", "300", "-1000", "1e300", "-1e999", HUGE]),
         (pa.array([-(2**63), -5, 2**53, 2**53 + 1, 2**63 - 1, None]), ["2.5", "9007199254740993", "1e19", "2e9"]),
         (pa.array([0, 7, 2**63 + 5, 2**64 - 1, None], pa.uint64()), ["-1", "7.5", str(2**63 + 5), str(2**64 - 1)]),
         (
             pa.array([Decimal("-3.00"), Decimal("1.10"), Decimal("2.25"), None], pa.decimal128(38, 2)),
-            ["1.1", "2.255", "1e-7", "1e40", "-1e999", "12345678901234567890123456789012345678"],
+            ["1.1", "2.255", "1e-7", "1e40", "-1e999", "12345678901234567890123456789012345678", HUGE],
         ),
-        (pa.array([1.0, 2.0**24, None], pa.float32()), ["16777217", "1", "1e300"]),
+        (pa.array([1.0, 2.0**24, None], pa.float32()), ["16777217", "1", "1e300", HUGE]),
+        (
+            pa.array([-(2.0**64), 2.0**53, 2.0**53 + 2, 2.0**64, None]),
+            [str(2**53 + 1), str(2**53 + 2), str(2**64 - 1), str(-(2**64) - 1), str(-(2**64) + 1), HUGE, f"-{HUGE}"],
+        ),
         (pa.array(np.array([0.5, 2], np.float16)), ["0.5", "1", "70000"]),
     ],
     ids=lambda each: str(each.type) if isinstance(each, pa.Array) else "values",
@@ -59,6 +65,16 @@ def test_lists_of_numbers_beyond_the_type() -> None:
     column = pa.array([1, 2, None, 2**64 - 1], pa.uint64())
     assert kept(column, f"x in (-1, 1, 1.5, {2**64 - 1})") == [1, 2**64 - 1]
     assert kept(column, "x not in (-1, 1, 1e300)") == [2, 2**64 - 1]
+
+
+def test_no_float_equals_an_integer_between_two() -> None:
+    column = pa.array([math.nan, 2.0**53, math.inf, None])
+    between = str(2**53 + 1)
+    assert kept(column, f"x in ({between}, {HUGE})") == []
+    assert len(kept(column, f"not x in ({between}, {HUGE})")) == len(kept(column, f"not x == {between}")) == 3
+    assert kept(column, f"x > {between}") == kept(column, f"x >= {HUGE}") == [math.inf]
+    assert kept(column, f"x < {HUGE}") == [2.0**53]
+    assert len(kept(column, f"not x > {HUGE}")) == 2
 
 
 @pytest.mark.parametrize("kind", ["", "struct "])
