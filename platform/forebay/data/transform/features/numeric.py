@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from forebay.data.kernels.calls import pack_columns
+from forebay.data.parquet.type_promotion import plain_type
 from forebay.data.transform.block import BlockArray
 from forebay.errors import InvalidOption, WrongType
 from forebay.runtime.memory.pool import empty_array
@@ -87,8 +88,10 @@ def cast_numbers(feature: str, column: str, array: pa.Array, dtype: str) -> pa.A
         return array
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    if pa.types.is_decimal(array.type) and dtype.startswith("float"):
-        array = pc.cast(array, pa.float64(), safe=False)
+    if pa.types.is_decimal(array.type):
+        # Arrow 26 casts no small decimal to an integer type wider than itself.
+        values = pa.float64() if dtype.startswith("float") else plain_type(array.type)
+        array = pc.cast(array, values, safe=False)
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.uint8())
     try:

@@ -133,6 +133,14 @@ class TestDense:
         with pytest.raises(WrongType, match=r"Dense 'f' was given column 'c', which is .*Categorical"):
             Dense("c").check("f", {"c": kind})
 
+    @pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "uint64"])
+    @pytest.mark.parametrize("kind", [pa.decimal32(5), pa.decimal64(15), pa.decimal128(38), pa.decimal256(50)], ids=str)
+    def test_decimals_without_fractions_become_integers(self, kind: pa.DataType, dtype: str) -> None:
+        values = column([decimal.Decimal(99_999), None], kind)
+        assert only(Dense("c", dtype=dtype), values).tolist() == [[99_999], [0]]
+        with pytest.raises(WrongType, match="out of bounds"):
+            only(Dense("c", dtype="int16"), values)
+
     @pytest.mark.parametrize("kind", [pa.float32(), pa.decimal128(9, 2)], ids=str)
     def test_fractions_are_not_cut_off_silently(self, kind: pa.DataType) -> None:
         with pytest.raises(WrongType, match="fractions"):
