@@ -60,10 +60,12 @@ def wrong_type(feature: str, column: str, found: pa.DataType, wanted: str) -> Wr
 
     `wanted` is a sentence about what the feature takes.
     """
+    remedy = paths_into(column, found)
+    shown = str(found)
+    if isinstance(found, pa.OpaqueType):  # of a type that a manifest does not describe
+        shown, remedy = found.type_name, " Make arrays of it by a function: fb.Transform(fn=...)."
     return WrongType(
-        f"{feature} was given column {column!r}, which is {found}. {wanted}{paths_into(column, found)}",
-        column=column,
-        found=str(found),
+        f"{feature} was given column {column!r}, which is {shown}. {wanted}{remedy}", column=column, found=shown
     )
 
 

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.transform.features.categories import value_type
 from forebay.data.transform.features.fixed_shape import Array
 from forebay.data.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
@@ -140,6 +142,12 @@ class TestDense:
         assert only(Dense("c", dtype=dtype), values).tolist() == [[99_999], [0]]
         with pytest.raises(WrongType, match="out of bounds"):
             only(Dense("c", dtype="int16"), values)
+
+    def test_a_type_without_a_feature_is_left_to_a_function(self) -> None:
+        there = "extension<arrow.fixed_shape_tensor[value_type=float, shape=[3,4]]>"
+        assert str(pa.fixed_shape_tensor(pa.float32(), [3, 4])) == there
+        with pytest.raises(WrongType, match=rf"column 'c', which is {re.escape(there)}\. .*fb\.Transform\(fn=\.\.\.\)"):
+            Dense("c").check("f", {"c": parse_type(there)})
 
     @pytest.mark.parametrize("kind", [pa.float32(), pa.decimal128(9, 2)], ids=str)
     def test_fractions_are_not_cut_off_silently(self, kind: pa.DataType) -> None:
