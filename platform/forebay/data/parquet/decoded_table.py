@@ -247,8 +247,7 @@ def _decode_rest(pages: Pages, paths: list[str], columns: list[str]) -> pa.Table
     """Table of `columns`, decoded by Arrow, and checked."""
     _check_pages(pages, columns)
     table = _as_stored(_decode_by_arrow(pages, paths).select(columns), pages.footer.columns)
-    # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
-    table.validate(full=True)
+    _validate_values(table)
     rows = pages.footer.metadata.row_group(pages.index).num_rows
     if columns and table.num_rows != rows:
         raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows, but its footer states {rows}")
@@ -259,6 +258,19 @@ def _decode_rest(pages: Pages, paths: list[str], columns: list[str]) -> pa.Table
         again = [path for path in paths if top_column(path, tops)]
         check_times(table, _decode_by_arrow(pages, again, int96_unit="s").select(sorted(tops)), pages)
     return table
+
+
+def _validate_values(table: pa.Table) -> None:
+    """Find what the decoder does not check.
+
+    Text that is not UTF-8, and dictionary indices out of range. Raises `pa.ArrowInvalid` with the column.
+    """
+    table.validate()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise pa.ArrowInvalid(f"column {name!r}: {error}") from error
 
 
 def _as_stored(table: pa.Table, there: ParquetColumns) -> pa.Table:

@@ -166,7 +166,7 @@ def test_without_checksums_wrong_text_is_found(write_table: Write, alter: Alter)
     )
     manifest = scan(path).for_copies()
     alter(path, {path.read_bytes().index(b"abcdefgh") + 3: 0x80})
-    with pytest.raises(CorruptFile, match="UTF8"):
+    with pytest.raises(CorruptFile, match="column 's': .*UTF8"):
         RowGroupReader(manifest).read(0)
 
 
