@@ -39,7 +39,7 @@ _OPPOSITES: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.In: ast.NotIn,
 }
 _OPPOSITES |= {after: before for before, after in _OPPOSITES.items()}
-_NANOSECONDS = re.compile(r"\.\d{7,9}(?=$|[Zz+-])")
+_NANOSECONDS = re.compile(r"[.,]\d{7,}(?=$|[Zz+-])")
 
 
 class Comparison(NamedTuple):

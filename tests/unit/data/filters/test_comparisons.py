@@ -120,3 +120,6 @@ def test_times_to_the_nanosecond() -> None:
     assert [len(kept(column, f"x == '1970-01-01T00:00:01{rest}'")) for rest in ("Z", ".000000005+00:00")] == [1, 1]
     with pytest.raises(InvalidOption, match="lose data"):
         kept(column.cast(pa.timestamp("us", "UTC"), safe=False), "x == '1970-01-01T00:00:01.000000005Z'")
+    for rest in (".0000000001Z", ",000000005Z"):
+        with pytest.raises(InvalidOption, match="where compares column 'x'"):
+            kept(column, f"x == '1970-01-01T00:00:01{rest}'")
