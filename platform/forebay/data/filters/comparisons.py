@@ -75,14 +75,15 @@ class Comparison(NamedTuple):
             return ~_compared(self.column, self.op, self.value, plain)
         return _compared(self.column, op, self.value, plain)
 
-    def is_true_for_nan(self, compared: Operand) -> bool:
-        """Whether a NaN may match.
+    def matches_beyond_bounds(self, compared: Operand, *, is_field: bool) -> bool:
+        """Whether rows may match of which the statistics of a file do not show that there are any.
 
-        Statistics of a file do not show whether there is one.
+        These are NaN, and nulls of a field: Arrow 26 writes 0 of them where a struct is null above a dictionary.
         """
+        if self.op in (ast.Is, ast.IsNot):
+            return is_field and (self.op is ast.Is) != self.negated
         differs = self.op in (ast.NotEq, ast.NotIn)
-        is_of_null = self.op in (ast.Is, ast.IsNot)
-        return pa.types.is_floating(_plain(compared).type) and not is_of_null and differs != self.negated
+        return pa.types.is_floating(_plain(compared).type) and differs != self.negated
 
 
 def _plain(compared: Operand) -> Operand:

@@ -76,7 +76,7 @@ class Where:
     def bounds(self, kinds: ColumnKinds, uri: str) -> pc.Expression:
         """Expression to compare with statistics.
 
-        True where a NaN would be kept. Raises as `expression`.
+        True where rows may match that statistics do not show. Raises as `expression`.
 
         Least and greatest values leave out NaN, so they do not show that `x != 5` keeps none of [5, NaN].
         """
@@ -84,7 +84,8 @@ class Where:
 
         def of_comparison(each: Comparison) -> pc.Expression:
             compared = operands[each.column]
-            return pc.scalar(True) if each.is_true_for_nan(compared) else each.expression(compared)
+            is_open = each.matches_beyond_bounds(compared, is_field=each.column not in kinds)
+            return pc.scalar(True) if is_open else each.expression(compared)
 
         return _build(self._tree, of_comparison)
 

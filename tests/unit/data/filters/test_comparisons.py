@@ -108,6 +108,17 @@ def test_a_nan_is_compared_wherever_it_lies(
     assert [row for row in (1, 3, 4) if row in found] == ([1, 3, 4] if has_nan else [])
 
 
+@pytest.mark.parametrize("where", ["s.x is None", "not s.x is not None", "not (s.x is not None or row < 0)"])
+def test_fields_of_null_structs_are_null(write_table: Callable[..., Path], where: str) -> None:
+    """Statistics of Arrow 26 count no null in the second row group: the dictionary has none."""
+    texts = pa.array(["a", "a", "a", "a"]).dictionary_encode()
+    structs = pa.StructArray.from_arrays([texts], names=["x"], mask=pa.array([False, False, True, False]))
+    table = pa.table({"row": range(4), "s": structs})
+    manifest = scan(write_table("a.parquet", table, rows_per_group=2, store_schema=False), where=where)
+    assert manifest.group_of.tolist() == [1]
+    assert manifest.keeps(0).tolist() == [True, False]
+
+
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.dictionary(pa.int8(), pa.large_string())], ids=str)
 def test_texts_of_every_layout(write_table: Callable[..., Path], kind: pa.DataType) -> None:
     path = write_table("a.parquet", pa.table({"x": pa.array(["a", "b", None]).cast(kind)}))
