@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from ray.tune.result import AUTO_RESULT_KEYS
 from ray.tune.search.variant_generator import RecursiveDependencyError, generate_variants
 
 from forebay.errors import BadJob, InvalidOption
@@ -32,7 +33,7 @@ from forebay.sweep.space import (
     validate_domain,
 )
 from forebay.sweep.sweep import Sweep
-from forebay.sweep.trial_spec import TrialSpec
+from forebay.sweep.trial_spec import RESULT_FACTS, TrialSpec
 from forebay.training.driver.driver import named_driver
 from forebay.training.job.job import Job
 from forebay.training.job.recipe import Recipe
@@ -109,8 +110,14 @@ def prepare(sweep: Sweep) -> SweepSetup:
 
     Raises:
         BadJob: A name that is not a parameter, a missing parameter, or values of a wrong type.
-        InvalidOption: An empty list, an empty range, an unknown driver.
+        InvalidOption: An empty list, an empty range, an unknown driver, a metric of a name that results use.
     """
+    if sweep.metric in {*RESULT_FACTS, *AUTO_RESULT_KEYS}:
+        raise InvalidOption(
+            f"metric={sweep.metric!r} is the name of a fact that every trial's result has. Report the metric under "
+            "another name.",
+            metric=sweep.metric,
+        )
     parameters = SweepParameters.of(sweep.job, sweep.callbacks)
     domains = {name: parse_domain(name, given) for name, given in sweep.space.items()}
     for name, domain in domains.items():

@@ -26,6 +26,13 @@ from forebay.training.runs.job_facts import SWEEP_FACT
 
 # Another trial forks from one of the newest checkpoints, which must be in storage and stay there for a while.
 KEPT_FOR_FORKS = 3
+RESULT_FACTS = frozenset(
+    (
+        *("workers", "rows_per_s", "epoch_s", "startup_s", "resize_s", "blocks", "epochs"),
+        *("epoch", "training_iteration", "run", "why", "diverged", "finished", "done"),
+    )
+)
+"""Names in the result of a trial's epoch that no metric can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,12 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(error, match=f"(?s){message}"):
         run_sweep(sweep(job, space, tmp_path, **options))
     assert not (tmp_path / "sweeps").exists() or list((tmp_path / "sweeps").iterdir()) == []
+
+
+@pytest.mark.parametrize("metric", ["epoch", "workers", "timestamp"])
+def test_a_metric_that_a_result_would_hide_is_refused(job: JobFunction, tmp_path: Path, metric: str) -> None:
+    with pytest.raises(InvalidOption, match=f"metric='{metric}' is the name of a fact .*another name"):
+        prepare(replace(sweep(job, {"seed": [1]}, tmp_path), metric=metric))
 
 
 def test_missing_parameter_is_named(tmp_path: Path) -> None:

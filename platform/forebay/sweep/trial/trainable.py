@@ -29,7 +29,7 @@ from forebay.sweep.layout import run_name, runs_path
 from forebay.sweep.trial.fork import newest_stored_step, pin
 from forebay.sweep.trial.generations import newest_generation, start_generation
 from forebay.sweep.trial.nested_run import Epoch, NestedRun
-from forebay.sweep.trial_spec import TrialSpec, blocks_of, unpack
+from forebay.sweep.trial_spec import RESULT_FACTS, TrialSpec, blocks_of, unpack
 from forebay.training.runs.result import Result
 
 log = logging.getLogger(__name__)
@@ -240,6 +240,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             "startup_s": epoch.startup_s,
             "resize_s": epoch.resize_s,
             "blocks": blocks_of(nested.job),
+            "epochs": nested.job.epochs,
         }
         return facts | self._epoch_facts(ended, is_over=is_last, is_finished=is_last)
 
@@ -296,7 +297,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         value = ended.metrics[spec.metric]
         diverged = not math.isfinite(value)
         return {
-            **ended.metrics,
+            **{name: each for name, each in ended.metrics.items() if name not in RESULT_FACTS},
             spec.metric: self._worst if diverged else value,
             "epoch": ended.epoch + 1,
             "training_iteration": ended.epoch + 1,

@@ -18,6 +18,7 @@ from forebay.events import EpochEnded, Event, Finished
 from forebay.sweep.trial import trainable as trial
 from forebay.sweep.trial.nested_run import NestedRun
 from forebay.sweep.trial.trainable import CHECKPOINT, TrialRun
+from forebay.sweep.trial_spec import RESULT_FACTS
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 from forebay.training.runs.control import Control
 from forebay.training.worker.worker import Worker
@@ -39,6 +40,14 @@ def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: floa
         )
         told = made._epoch_facts(ended, is_over=False, is_finished=False)
         assert (told["auc"], told["diverged"], told["done"]) == (worst, True, True)
+
+
+def test_a_metric_of_the_job_replaces_no_fact_of_the_result() -> None:
+    metrics = {"auc": 0.5, **dict.fromkeys(RESULT_FACTS, 3.5)}
+    ended = EpochEnded(epoch=0, step=3, metrics=metrics, rows=1, seconds=1, wait_s=0, eval_s=0, checkpoint_s=0)
+    told = make_trial_run(metric="auc", mode="max")._epoch_facts(ended, is_over=False, is_finished=False)
+    assert (told["auc"], told["epoch"], told["done"]) == (0.5, 1, False)
+    assert 3.5 not in told.values()
 
 
 def test_a_metric_that_nobody_tells_is_refused_with_those_that_are_told() -> None:
