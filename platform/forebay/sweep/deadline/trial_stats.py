@@ -90,6 +90,7 @@ class TrialStats:
         if epoch_s:
             history.epoch_s = float(epoch_s) * self.speedup_model.speedup(max(workers, 1))
             self.has_measured_epoch = True
+        history.epochs = result.get("epochs") or history.epochs
         for name in ("startup_s", "resize_s"):
             self._note_change(history, name, result.get(name))
 
@@ -128,7 +129,7 @@ class TrialStats:
 
         `bounds` and `epochs` apply until their runs report their own.
         """
-        usual_s = self._median_epoch_s
+        usual_s, most = self._median_epoch_s, epochs or 0
         found = []
         for trial_id in trial_ids:
             history = self.histories.get(trial_id)
@@ -143,7 +144,8 @@ class TrialStats:
                 workers=history.workers,
                 min_workers=low,
                 max_workers=high,
-                epochs=history.epochs or epochs,
+                # A trial that goes on after so many epochs has more of them.
+                epochs=history.epochs or (epochs if len(history.scores) < most else None),
                 results_since_resize=history.results_since_resize,
                 since_result_s=max(now_s - history.last_at_s, 0.0),
             )

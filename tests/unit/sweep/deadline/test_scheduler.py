@@ -270,8 +270,19 @@ def test_epochs_that_are_trained_again_count_once() -> None:
     trial.status = Trial.PENDING
     scheduler.on_trial_add(controller, trial)
     controller.start_all()
-    decisions = [controller.report(0, 1 / epoch, training_iteration=epoch) for epoch in range(3, 11)]
+    decisions = [controller.report(0, 1 / epoch, training_iteration=epoch, epochs=10) for epoch in range(3, 11)]
     assert decisions == [TrialScheduler.CONTINUE] * 7 + [TrialScheduler.STOP]
     assert {epoch: len(scores) for epoch, scores in scheduler._experience.rungs.items()} == dict.fromkeys(
         range(1, 11), 1
     )
+
+
+def test_trials_of_more_epochs_than_the_sample_job_go_on() -> None:
+    scheduler = DeadlineScheduler(1000.0, 1, metric="auc", mode="max")
+    scheduler.set_limits(1, (1, 1), epochs=1)
+    scheduler.restore_scores(0.0, {"1": [0.5, 0.6]}, "max")
+    controller = SchedulerController(scheduler, 2)
+    assert controller.start_all() == ["0"]
+    result = {"training_iteration": 1, "auc": 0.5, "epoch_s": 1.0, "workers": 1, "epochs": 4}
+    assert scheduler.on_trial_result(controller, controller.trials[0], result) == TrialScheduler.CONTINUE
+    assert controller.start_all() == [] and controller.trials[1].status == Trial.PAUSED
