@@ -73,8 +73,8 @@ def tune_trials(sweep: Sweep, began: float, *, show: bool) -> SweepResult:
     scheduler, searcher = make_scheduler(setup), make_searcher(setup)
     largest = largest_job(setup)
     with ExitStack() as stack:
-        folder = stack.enter_context(_claimed(setup))
         stack.enter_context(tune_settings())
+        folder = stack.enter_context(_claimed(setup))
         stack.enter_context(train_environment(largest.max_workers))
         tell(f"{session_text()} ...", wanted=show)
         is_ours = stack.enter_context(ray_session(largest.max_cpus))

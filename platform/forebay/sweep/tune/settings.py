@@ -27,6 +27,7 @@ from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
 from ray.tune.progress_reporter import TrialProgressCallback
 
+from forebay.errors import InvalidOption
 from forebay.ray_cluster.session import environment_defaults
 from forebay.sweep.tune.stopper import STOP_TIMEOUT_S
 
@@ -48,6 +49,7 @@ TUNE_ENVIRONMENT: Mapping[str, str] = {
 LOGGERS = ("ray.tune", "ray.air", "ray.train")
 FORCE, KEEP, FAIL = "_actor_force_cleanup_timeout", "_maybe_cache_trial_actor", "_trial_task_failure"
 STOP = "_schedule_trial_stop"
+_ONE_SWEEP = threading.Lock()
 
 
 class SilentReporter(TrialProgressCallback):  # type: ignore[misc]
@@ -62,8 +64,17 @@ class SilentReporter(TrialProgressCallback):  # type: ignore[misc]
 
 @contextmanager
 def tune_settings() -> Iterator[None]:
-    """Settings of Tune for the duration of the block."""
+    """Settings of Tune for the duration of the block.
+
+    Raises `InvalidOption` during another such block: Tune would start trials of one sweep with the job of the other.
+    """
+    if not _ONE_SWEEP.acquire(blocking=False):
+        raise InvalidOption(
+            "another sweep is running in this process, and Ray Tune runs one at a time. Wait for its end, or run this "
+            "one in a process of its own."
+        )
     with ExitStack() as stack:
+        stack.callback(_ONE_SWEEP.release)
         for each in (_quiet_loggers(), environment_defaults(TUNE_ENVIRONMENT)):
             stack.enter_context(each)
         for changed in (

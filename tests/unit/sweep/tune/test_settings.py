@@ -10,6 +10,7 @@ import pytest
 from ray.tune.execution import tune_controller
 from ray.tune.execution.tune_controller import TuneController
 
+from forebay.errors import InvalidOption
 from forebay.sweep.tune.settings import SilentReporter, tune_settings
 
 
@@ -43,6 +44,17 @@ def test_the_last_trials_have_time_to_commit(monkeypatch: pytest.MonkeyPatch) ->
         controller._cleanup_stopping_actors(force_all=True)
     assert not actors.killed and actors.now == 45
     assert "_actor_force_cleanup_timeout" not in vars(TuneController)
+
+
+def test_one_sweep_runs_at_a_time_in_a_process() -> None:
+    with (
+        tune_settings(),
+        pytest.raises(InvalidOption, match="another sweep is running in this process"),
+        tune_settings(),
+    ):
+        pass
+    with tune_settings():
+        pass
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
