@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from forebay.errors import BadJob, InvalidOption
 from forebay.runtime.formatting import did_you_mean
+from forebay.storage.credentials import has_credentials
 from forebay.training.job.coercion import coerce, name_of_type
 from forebay.training.job.recipe import Parameter, Recipe, parameters
 
@@ -265,7 +266,24 @@ def _values(name: str, given: Any) -> tuple[Any, ...]:
     values = tuple(given) if isinstance(given, list | tuple | range) else ()
     if not values:
         raise InvalidOption(f"space[{name!r}]={given!r} has no values. Give at least one.", parameter=name)
+    if any(has_credentials(text) for text in _texts(values)):
+        raise InvalidOption(
+            f"space[{name!r}] holds a URI with credentials, which would be in the sweep's files and pages. Leave them "
+            "out, and set them in the environment or the configuration of that store.",
+            parameter=name,
+        )
     return values
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Texts in a value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, list | tuple | set | frozenset):
+        for each in value:
+            yield from _texts(each)
 
 
 def _validate_tune_domain(name: str, domain: Any) -> None:

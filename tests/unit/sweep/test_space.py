@@ -58,6 +58,11 @@ def test_plain_values_say_what_to_draw_from(given: Any, domain: Any) -> None:
         ([], "has no values"),
         (range(0), "has no values"),
         ({"grid_search": []}, "has no values"),
+        (
+            ["s3://AKIA:sesame@bucket/a", "s3://bucket/b"],
+            "holds a URI with credentials, .* set them in the environment",
+        ),
+        (tune.choice([{"mix": ["abfs://c@a/x?account_key=sesame"]}]), "holds a URI with credentials"),
         ({"grid_search": 3}, "has no values"),
         ({"a": 1}, "put a single value into fixed"),
         (0.1, "put a single value into fixed"),
