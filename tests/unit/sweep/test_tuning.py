@@ -12,11 +12,12 @@ from tests.unit.sweep.made import record, trial
 
 from forebay.errors import InvalidOption
 from forebay.runtime.gpus import GpuSupply
+from forebay.sweep.record.record import save_record
 from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import pack
 from forebay.sweep.tune.resources import trial_resources, worker_share
-from forebay.sweep.tune.resume import _validate_same_space
+from forebay.sweep.tune.resume import _validate_same_space, open_record
 from forebay.sweep.tuning import _check_is_within_cluster, _record_cut_off
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.job.job import Job
@@ -84,6 +85,14 @@ def test_a_sweep_that_goes_on_draws_from_what_it_began_with(job: Callable[..., J
     for space, trials, changed in (([1.0, 2.0], 5, "num_trials=4; this one has 5"), ([1.0], 4, "cpus=Choice")):
         with pytest.raises(InvalidOption, match=f"'ctr' was started with {changed}"):
             _validate_same_space(known, prepare(Sweep(job, {"cpus": space}, "loss", "min", num_trials=trials)))
+
+
+def test_a_folder_that_was_renamed_is_refused(job: Callable[..., Job], tmp_path: Path) -> None:
+    setup = prepare(Sweep(job, {"cpus": [1.0, 2.0]}, "auc", "max"))
+    save_record(record(trial("a")), str(tmp_path))
+    assert open_record(setup, "ctr", str(tmp_path)).trials
+    with pytest.raises(InvalidOption, match="holds the sweep 'ctr', .*Rename the folder to 'ctr'"):
+        open_record(setup, "ctr2", str(tmp_path))
 
 
 def test_a_sweep_from_outside_of_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,13 @@ def open_record(setup: SweepSetup, name: str, path: str) -> Record:
     """
     sweep = setup.sweep
     record = load_record(path) or Record(name=name, metric=sweep.metric, mode=sweep.mode)
+    if record.name != name:
+        raise InvalidOption(
+            f"the folder {path} holds the sweep {record.name!r}, and its runs are named after that. Rename the folder "
+            f"to {record.name!r} to continue, or give this sweep another name.",
+            name=name,
+            found=record.name,
+        )
     if (record.metric, record.mode) != (sweep.metric, sweep.mode):
         raise InvalidOption(
             f"the sweep {name!r} was for the {record.mode} of {record.metric!r}; this one is for the {sweep.mode} of "
