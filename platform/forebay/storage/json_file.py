@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 from forebay.errors import ForebayError, InvalidOption
@@ -135,7 +136,8 @@ def _plain(value: Any, not_finite: Callable[[float], object]) -> Any:
         if isinstance(value, list | tuple):
             return [_plain(each, not_finite) for each in value]
         if hasattr(value, "item"):
-            value = value.item()
+            with suppress(ValueError, RuntimeError):  # of NumPy and torch, for more than one number
+                value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return not_finite(value)
     return value if value is None or isinstance(value, str | int | float) else str(value)

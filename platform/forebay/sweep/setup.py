@@ -224,7 +224,7 @@ def largest_job(setup: SweepSetup) -> Job:
         for name, domain in domains.items()
         if name in spec.parameters.job
         for value in _extreme_values(domain)
-        if value != example.get(name)
+        if value is not example.get(name)
     ]
     return max([setup.job, *(made for config in configs if (made := spec.try_job(config)) is not None)], key=_need)
 

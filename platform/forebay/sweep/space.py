@@ -187,7 +187,14 @@ def domain_text(domain: Domain) -> str:
     else:
         drawn = domain.domain
         text = f"{type(drawn).__name__}{drawn.domain_str} {_sampler_text(getattr(drawn, 'sampler', None))}".rstrip()
-    # The memory address of a function or object differs in every process.
+    return without_addresses(text)
+
+
+def without_addresses(text: str) -> str:
+    """`text` without memory addresses of functions and objects.
+
+    They differ in every process.
+    """
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from ray import tune
 
 from forebay.sweep.setup import largest_job, prepare
@@ -29,6 +30,15 @@ def job(tmp_path: Path) -> Callable[..., Job]:
         return bench.job("x", workers=workers, elastic=elastic, resources=Resources(cpus=cpus), seed=int(lr))
 
     return make
+
+
+def test_values_that_cannot_be_compared(job: Callable[..., Job]) -> None:
+    def weighted(weights: Any = None) -> Job:
+        assert len(weights) == 2
+        return job()
+
+    space = {"weights": [torch.ones(2), torch.zeros(2)]}
+    assert largest_job(prepare(Sweep(weighted, space, "loss", "min"))).min_workers == 1
 
 
 @pytest.mark.parametrize(

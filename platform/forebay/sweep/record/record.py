@@ -260,8 +260,7 @@ class Record:
         Configs are plain values. Non-finite numbers and other types become text.
         """
         facts = {name: getattr(self, name) for name in FACTS}
-        trials = [asdict(trial) for trial in self.trials.values()]
-        return to_json({"version": VERSION, **facts, "trials": trials})
+        return to_json({"version": VERSION, **facts, "trials": [_facts(trial) for trial in self.trials.values()]})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
@@ -284,6 +283,12 @@ FACTS = tuple(name for name in Record.__dataclass_fields__ if name != "trials")
 def _cost(value: float | None, mode: Mode) -> float:
     assert value is not None
     return value if mode == "min" else -value
+
+
+def _facts(trial: TrialRecord) -> dict[str, Any]:
+    # `asdict` of a whole trial would copy the values of its config, and take dataclasses among them apart.
+    facts = {name: getattr(trial, name) for name in TrialRecord.__dataclass_fields__}
+    return facts | {name: [asdict(each) for each in facts[name]] for name in ("points", "worker_counts")}
 
 
 def _trial(facts: Mapping[str, Any]) -> TrialRecord:

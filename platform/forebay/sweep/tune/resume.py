@@ -6,7 +6,6 @@ folder could run code in its next start. A trial's state is in its run, which is
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from forebay.storage.json_file import to_json
 from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Record, TrialRecord, load_record
 from forebay.sweep.setup import SweepSetup
-from forebay.sweep.space import Domain, is_log, listed_values
+from forebay.sweep.space import Domain, is_log, listed_values, without_addresses
 
 _NUMBERED = re.compile(r"\w+_([0-9]{5,})")
 """Id of a trial that the random searcher draws: the end counts its draws."""
@@ -159,7 +158,8 @@ def restored_config(trial: TrialRecord, domains: Mapping[str, Domain], path: str
     config = dict(trial.config)
     for name in trial.inexact:
         listed = listed_values(domains[name]) if name in domains else []
-        found = [value for value in listed if json.loads(to_json(value)) == config[name]]
+        kept = without_addresses(to_json(config[name]))
+        found = [value for value in listed if without_addresses(to_json(value)) == kept]
         if len(found) != 1:
             raise SweepFailed(
                 f"the sweep in {path} cannot resume: trial {trial.id} has {name}={config[name]!r} in sweep.json, which "

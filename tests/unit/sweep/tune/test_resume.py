@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from ray import tune
 from ray.tune.experiment import Experiment
 from ray.tune.search import BasicVariantGenerator, Searcher
@@ -130,6 +135,37 @@ def test_values_that_json_does_not_hold_are_found_in_the_space() -> None:
         read = Record.from_json(record(made).to_json()).trials["x"]
         with pytest.raises(SweepFailed, match=f"trial x has {name}="):
             restored_config(read, domains, "p")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    width: int
+
+
+def relu(value: float) -> float:
+    return max(value, 0.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        (Sizes(1), Sizes(2)),
+        (np.array([1.0, 2.0]), np.array([2.0, 1.0])),
+        (torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])),
+        (math, json),
+    ],
+    ids=["dataclass", "array", "tensor", "module"],
+)
+def test_objects_are_found_in_the_space(values: tuple[Any, ...]) -> None:
+    config = {"x": values[0]}
+    kept = record(TrialRecord(id="x", run="r", config=config, inexact=inexact_names(config)))
+    read = Record.from_json(kept.to_json()).trials["x"]
+    assert restored_config(read, {"x": Choice(values=values)}, "p")["x"] is values[0]
+
+
+def test_a_function_of_another_process_is_found_in_the_space() -> None:
+    read = TrialRecord(id="x", run="r", config={"x": "<function relu at 0x7f00>"}, inexact=("x",))
+    assert restored_config(read, {"x": Choice(values=(relu, math.tanh))}, "p")["x"] is relu
 
 
 def test_a_searcher_that_cannot_be_told_is_refused() -> None:
