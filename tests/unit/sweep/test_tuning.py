@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray import tune
 from tests.unit.sweep.made import record, trial
 
 from forebay.errors import InvalidOption
 from forebay.runtime.gpus import GpuSupply
-from forebay.sweep.record.record import save_record
+from forebay.sweep.record.record import inexact_names, save_record
+from forebay.sweep.result import SweepResult
 from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import pack
@@ -85,6 +88,22 @@ def test_a_sweep_that_goes_on_draws_from_what_it_began_with(job: Callable[..., J
     for space, trials, changed in (([1.0, 2.0], 5, "num_trials=4; this one has 5"), ([1.0], 4, "cpus=Choice")):
         with pytest.raises(InvalidOption, match=f"'ctr' was started with {changed}"):
             _validate_same_space(known, prepare(Sweep(job, {"cpus": space}, "loss", "min", num_trials=trials)))
+
+
+def test_the_result_of_a_sweep_that_goes_on_has_the_values_of_its_space(
+    job: Callable[..., Job], tmp_path: Path
+) -> None:
+    def sized(sizes: tuple[int, ...] = (1,), seed: Any = 0) -> Job:
+        assert sizes
+        return job()
+
+    setup = prepare(Sweep(sized, {"sizes": [(1, 2), (3,)], "seed": tune.sample_from(lambda _: (4,))}, "auc", "max"))
+    config: dict[str, Any] = {"sizes": (1, 2), "seed": (4,)}
+    ended = replace(trial("a", 0.5, state="finished", **config), best_config=config, inexact=inexact_names(config))
+    save_record(record(ended), str(tmp_path))
+    found = SweepResult.of(open_record(setup, "ctr", str(tmp_path)), str(tmp_path))
+    assert found.best_config == {"sizes": (1, 2), "seed": [4]}  # what a function drew is not listed
+    assert found.record.trials["a"].config == found.best_config
 
 
 def test_a_folder_that_was_renamed_is_refused(job: Callable[..., Job], tmp_path: Path) -> None:

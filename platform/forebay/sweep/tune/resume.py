@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray.tune.experiment import Experiment, Trial
@@ -157,9 +158,7 @@ def restored_config(trial: TrialRecord, domains: Mapping[str, Domain], path: str
     """
     config = dict(trial.config)
     for name in trial.inexact:
-        listed = listed_values(domains[name]) if name in domains else []
-        kept = without_addresses(to_json(config[name]))
-        found = [value for value in listed if without_addresses(to_json(value)) == kept]
+        found = _values_of(config[name], domains.get(name))
         if len(found) != 1:
             raise SweepFailed(
                 f"the sweep in {path} cannot resume: trial {trial.id} has {name}={config[name]!r} in sweep.json, which "
@@ -169,6 +168,28 @@ def restored_config(trial: TrialRecord, domains: Mapping[str, Domain], path: str
             )
         config[name] = found[0]
     return config
+
+
+def with_drawn_values(trial: TrialRecord, domains: Mapping[str, Domain]) -> TrialRecord:
+    """Return a recorded trial with the values of its space that JSON does not hold.
+
+    Those that cannot be found stay as they were read.
+    """
+
+    def drawn(name: str, value: Any) -> Any:
+        found = _values_of(value, domains.get(name)) if name in trial.inexact else []
+        return found[0] if len(found) == 1 else value
+
+    config = {name: drawn(name, value) for name, value in trial.config.items()}
+    best = trial.best_config and {name: drawn(name, value) for name, value in trial.best_config.items()}
+    return replace(trial, config=config, best_config=best)
+
+
+def _values_of(read: Any, domain: Domain | None) -> list[Any]:
+    """Values that `domain` lists and that JSON holds as `read`."""
+    kept = without_addresses(to_json(read))
+    listed = [] if domain is None else listed_values(domain)
+    return [value for value in listed if without_addresses(to_json(value)) == kept]
 
 
 def open_record(setup: SweepSetup, name: str, path: str) -> Record:
@@ -195,6 +216,8 @@ def open_record(setup: SweepSetup, name: str, path: str) -> Record:
         )
     backfill(record, path)
     _validate_same_space(record, setup)
+    for trial in list(record.trials.values()):
+        record.put(with_drawn_values(trial, setup.domains))
     record.space, record.num_trials = setup.space_texts, setup.sweep.num_trials
     record.log_axes = [name for name, domain in setup.domains.items() if is_log(domain)]
     return record
