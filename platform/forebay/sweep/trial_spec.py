@@ -63,8 +63,10 @@ class TrialSpec:
     def job(self, config: Mapping[str, Any]) -> Job:
         """Return the job for `config`.
 
-        Raises `BadJob`, and any exception of the function.
+        Raises `BadJob`, also for a name that is not a parameter, and any exception of the function.
         """
+        for name in config:
+            self.parameters.validate_name(name, "config")
         given = self._given(self.parameters.job, config)
         job = self.recipe(**given)
         if not isinstance(job, Job):

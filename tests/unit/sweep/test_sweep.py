@@ -160,6 +160,11 @@ class TestTask:
         made = spec.make_trial_job({"seed": 1}, "ab_1")
         assert made.storage_every_s == 0.0 and made.keep_last >= 3
 
+    def test_what_a_scheduler_mutates_is_a_parameter(self, job: JobFunction, tmp_path: Path) -> None:
+        spec = spec_of(sweep(job, {"seed": (1, 9)}, tmp_path))
+        with pytest.raises(BadJob, match="config names 'sed', which is not a parameter. Did you mean 'seed'"):
+            spec.job({"seed": 4, "sed": 5})
+
     def test_numbers_of_numpy_are_numbers(self, job: JobFunction, tmp_path: Path) -> None:
         spec = spec_of(sweep(job, {"seed": (1, 9)}, tmp_path))
         assert spec.job({"seed": np.int64(4)}).seed == 4
