@@ -31,6 +31,8 @@ from forebay.sweep.tune.sync_schedulers import end_stalled_rounds, is_synchronou
 
 RANDOM = ("random", "variant_generator")
 SEEDED = ("optuna", "bohb")
+MOST_SEEDS = 1 << 32
+"""Seeds that NumPy's `RandomState` takes."""
 
 
 def make_scheduler(setup: SweepSetup) -> TrialScheduler:
@@ -74,7 +76,7 @@ def make_searcher(setup: SweepSetup, drawn: int = 0) -> Any:
         _adopt_aim("searcher", searcher, setup)
         return searcher
     try:
-        return create_searcher(given, **({"seed": setup.sweep.seed + drawn} if given in SEEDED else {}))
+        return create_searcher(given, **({"seed": (setup.sweep.seed + drawn) % MOST_SEEDS} if given in SEEDED else {}))
     except (ImportError, AssertionError) as error:
         raise InvalidOption(
             f"searcher={given!r} needs packages that are not installed ({error}). Install them, or leave searcher out "
@@ -183,10 +185,13 @@ def _adopt_aim(option: str, made: Any, setup: SweepSetup) -> None:
 
     Tune refuses them if they are given twice, even if equal.
 
-    A searcher with its own space keeps its own.
+    Tune also refuses a searcher with a space of its own beside the sweep's.
     """
-    if getattr(made, "_space", None):
-        return
+    if getattr(getattr(made, "searcher", made), "_space", None):
+        raise InvalidOption(
+            f"{option}={type(made).__name__}(...) has a space of its own, and a sweep draws from Sweep(space=...). "
+            "Leave it out there."
+        )
     for name, wanted in (("metric", setup.sweep.metric), ("mode", setup.sweep.mode)):
         found = getattr(made, f"_{name}", None)
         if found not in (None, wanted):

@@ -15,7 +15,7 @@ from ray.tune.schedulers import (
     HyperBandScheduler,
     PopulationBasedTraining,
 )
-from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher, create_searcher
 
 from forebay.errors import InvalidOption
 from forebay.sweep.setup import SweepSetup, prepare
@@ -49,6 +49,25 @@ def test_every_start_has_a_scheduler_and_a_searcher_that_have_seen_nothing(setup
 def test_a_metric_of_its_own_may_be_the_sweeps(setup: Callable[..., SweepSetup]) -> None:
     made = make_scheduler(setup(scheduler=ASHAScheduler(metric="loss", mode="min")))
     assert made.set_search_properties("loss", "min") and made.metric == "loss"
+
+
+@pytest.mark.parametrize("limit", [None, 2])
+def test_a_space_of_the_searchers_own_is_refused(setup: Callable[..., SweepSetup], limit: int | None) -> None:
+    space = {"lr": pytest.importorskip("optuna").distributions.FloatDistribution(0.1, 0.2)}
+    searcher = create_searcher("optuna", space=space, metric="loss", mode="min")
+    given = searcher if limit is None else ConcurrencyLimiter(searcher, max_concurrent=limit)
+    with pytest.raises(InvalidOption, match=r"has a space of its own, .*Sweep\(space="):
+        make_searcher(setup(searcher=given))
+
+
+def test_every_seed_of_a_sweep_is_one_of_optuna(setup: Callable[..., SweepSetup]) -> None:
+    pytest.importorskip("optuna")
+    drawn = []
+    for seed in (7, (1 << 32) + 7):
+        searcher = make_searcher(setup(searcher="optuna", seed=seed))
+        searcher.set_search_properties("loss", "min", {"lr": tune.uniform(0.0, 1.0)})
+        drawn.append(searcher.suggest("a"))
+    assert drawn[0] == drawn[1]
 
 
 @pytest.mark.parametrize("own", [{"metric": "auc"}, {"mode": "max"}])
