@@ -7,6 +7,7 @@ explains the differences. Beyond Tune's documented surface it uses `Trial.set_st
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, whole_number
 from forebay.runtime.formatting import time_text
 from forebay.sweep.deadline.allocation import Policy
 from forebay.sweep.deadline.policy import Decisions, Rules, SweepView, decide
@@ -58,8 +59,10 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         rules: Rules | None = None,
     ) -> None:
         super().__init__()
-        if not deadline_s > 0 or (slots is not None and slots < 1):
-            raise InvalidOption(f"DeadlineScheduler({deadline_s=}, {slots=}) cannot work. Give more than 0 of both.")
+        if not 0 < deadline_s < math.inf:
+            raise InvalidOption(f"DeadlineScheduler({deadline_s=}) cannot work. Give a number of seconds, more than 0.")
+        if slots is not None:
+            whole_number("slots", slots, least=1)
         if policy not in ("top", "uniform", "softmax"):
             raise InvalidOption(f"policy={policy!r} is unknown. Choose 'top', 'uniform' or 'softmax'.")
         self.deadline_s = deadline_s
@@ -95,7 +98,15 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
             bounds: Smallest and largest number of workers of a trial.
             epochs: Epochs of the trials' job.
             max_live: Largest number of trials that train at once. None for as many as fit.
+
+        Raises `InvalidOption` for `slots` of this scheduler that hold no trial.
         """
+        if self._limit is not None and self._limit < bounds[0]:
+            raise InvalidOption(
+                f"DeadlineScheduler(slots={self._limit}) has no room for a trial, which starts with {bounds[0]} "
+                f"workers. Give slots={bounds[0]} or more, or leave it out.",
+                slots=self._limit,
+            )
         self._slots = min(slots, self._limit or slots)
         self._bounds, self._epochs, self._max_live = bounds, epochs, max_live
 

@@ -250,7 +250,14 @@ def test_metric_and_mode_come_from_the_sweep_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"deadline_s": 0.0}, {"deadline_s": 5.0, "slots": 0}, {"deadline_s": 5.0, "policy": "best"}]
+    "options",
+    [
+        {"deadline_s": 0.0},
+        {"deadline_s": float("inf")},
+        {"deadline_s": 5.0, "slots": 0},
+        {"deadline_s": 5.0, "slots": 1.5},
+        {"deadline_s": 5.0, "policy": "best"},
+    ],
 )
 def test_impossible_options(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
@@ -286,3 +293,9 @@ def test_trials_of_more_epochs_than_the_sample_job_go_on() -> None:
     result = {"training_iteration": 1, "auc": 0.5, "epoch_s": 1.0, "workers": 1, "epochs": 4}
     assert scheduler.on_trial_result(controller, controller.trials[0], result) == TrialScheduler.CONTINUE
     assert controller.start_all() == [] and controller.trials[1].status == Trial.PAUSED
+
+
+def test_slots_that_hold_no_trial_are_refused() -> None:
+    scheduler = DeadlineScheduler(10.0, slots=1)
+    with pytest.raises(InvalidOption, match=r"slots=1\) has no room for a trial, .*Give slots=2 or more"):
+        scheduler.set_limits(4, (2, 2))
