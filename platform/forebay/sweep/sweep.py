@@ -14,6 +14,9 @@ from forebay.errors import InvalidOption, whole_number
 from forebay.training.job.job import NAME_FORM, Job
 from forebay.training.runs.control import Callback
 
+LONGEST_NAME = 230
+"""Letters that leave room for `.1a2b3_00000.12` in the name of a trial's run."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
@@ -84,10 +87,10 @@ class Sweep:
             whole_number("max_concurrent", self.max_concurrent, least=1)
         for option in ("hang_timeout_s", "deadline_s"):
             _check_seconds(option, getattr(self, option))
-        if self.name is not None and not NAME_FORM.fullmatch(self.name):
+        if self.name is not None and not (NAME_FORM.fullmatch(self.name) and len(self.name) <= LONGEST_NAME):
             raise InvalidOption(
-                f"name={self.name!r} cannot name a folder. Use up to 255 letters, digits, '.', '_' and '-'; start "
-                "with a letter or a digit.",
+                f"name={self.name!r} cannot name a folder, and its trials' runs. Use up to {LONGEST_NAME} letters, "
+                "digits, '.', '_' and '-'; start with a letter or a digit.",
                 name=self.name,
             )
 

@@ -124,6 +124,7 @@ def test_what_is_wrong_with_the_job_is_found_before_a_trial(tmp_path: Path) -> N
         ({"deadline_s": 0}, "deadline_s"),
         ({"hang_timeout_s": float("nan")}, "hang_timeout_s"),
         ({"name": "../x"}, "cannot name a folder"),
+        ({"name": "x" * 250}, "cannot name a folder, and its trials' runs. Use up to 230"),
     ],
 )
 def test_options_that_can_never_work_are_refused(job: JobFunction, options: dict[str, Any], message: str) -> None:
