@@ -9,6 +9,7 @@ All use of Tune beyond its documented surface for running trials is in this file
 - `_maybe_cache_trial_actor`: a cached process ends its run
 - `_trial_task_failure` and `_resetting_trials`: a lost cached process is replaced
 - `_schedule_trial_stop`, `_staged_trials` and `_unstage_trial_with_resources`: no process is kept for a stopped trial
+- `_get_placeholder`: values beside placeholders in a config stay
 
 tests/ray/sweep fails if one of them changes.
 """
@@ -21,10 +22,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
+from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 from ray.tune.execution.tune_controller import TuneController
 from ray.tune.experiment import Trial
+from ray.tune.impl import placeholder
 from ray.tune.progress_reporter import TrialProgressCallback
 
 from forebay.errors import InvalidOption
@@ -48,7 +51,7 @@ TUNE_ENVIRONMENT: Mapping[str, str] = {
 }
 LOGGERS = ("ray.tune", "ray.air", "ray.train")
 FORCE, KEEP, FAIL = "_actor_force_cleanup_timeout", "_maybe_cache_trial_actor", "_trial_task_failure"
-STOP = "_schedule_trial_stop"
+STOP, FIND = "_schedule_trial_stop", "_get_placeholder"
 _ONE_SWEEP = threading.Lock()
 
 
@@ -83,6 +86,7 @@ def tune_settings() -> Iterator[None]:
             _cached_actors_end_their_runs(),
             _lost_cached_actors_are_replaced(),
             _stopped_trials_are_unstaged(),
+            _values_are_no_placeholders(),
         ):
             stack.enter_context(changed)
         yield
@@ -181,7 +185,7 @@ def _cached_actors_end_their_runs() -> AbstractContextManager[None]:
             actor.cleanup.remote()
         return is_cached
 
-    return _patched(KEEP, cache_and_clean)
+    return _patched(TuneController, KEEP, cache_and_clean)
 
 
 def _lost_cached_actors_are_replaced() -> AbstractContextManager[None]:
@@ -199,7 +203,7 @@ def _lost_cached_actors_are_replaced() -> AbstractContextManager[None]:
         if not (isinstance(exception, RayActorError) and trial.status == Trial.PENDING):
             fail(controller, trial, exception)
 
-    return _patched(FAIL, fail_once)
+    return _patched(TuneController, FAIL, fail_once)
 
 
 def _stopped_trials_are_unstaged() -> AbstractContextManager[None]:
@@ -216,14 +220,31 @@ def _stopped_trials_are_unstaged() -> AbstractContextManager[None]:
             controller._unstage_trial_with_resources(trial)  # noqa: SLF001
         stop(controller, trial, exception)
 
-    return _patched(STOP, unstage_and_stop)
+    return _patched(TuneController, STOP, unstage_and_stop)
+
+
+def _values_are_no_placeholders() -> AbstractContextManager[None]:
+    """Let values stand where Tune looks for placeholders.
+
+    Before it draws, Tune puts a placeholder for every object in a list and for every function, and then looks for one
+    in each config. It fails for a number beside objects, and for every value of a trial that is resumed.
+    """
+    find = placeholder._get_placeholder  # noqa: SLF001
+    tokens = (placeholder._FunctionResolver.TOKEN, placeholder._RefResolver.TOKEN)  # noqa: SLF001
+
+    def find_placeholder(config: object, prefix: tuple[Any, ...], path: tuple[Any, ...]) -> tuple[Any, Any]:
+        at, found = find(config, prefix, path)
+        is_one = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str) and found[0] in tokens
+        return (at, found) if is_one else (None, None)
+
+    return _patched(placeholder, FIND, find_placeholder)
 
 
 @contextmanager
-def _patched(method: str, ours: Callable[..., object]) -> Iterator[None]:
-    was = getattr(TuneController, method)
-    setattr(TuneController, method, ours)
+def _patched(owner: object, name: str, ours: Callable[..., object]) -> Iterator[None]:
+    was = getattr(owner, name)
+    setattr(owner, name, ours)
     try:
         yield
     finally:
-        setattr(TuneController, method, was)
+        setattr(owner, name, was)

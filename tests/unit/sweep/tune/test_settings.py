@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import tune
 from ray.tune.execution import tune_controller
 from ray.tune.execution.tune_controller import TuneController
+from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders, resolve_placeholders
 
 from forebay.errors import InvalidOption
 from forebay.sweep.tune.settings import SilentReporter, tune_settings
@@ -55,6 +58,21 @@ def test_one_sweep_runs_at_a_time_in_a_process() -> None:
         pass
     with tune_settings():
         pass
+
+
+@pytest.mark.parametrize("value", [5, 0.5, "a", "adam", (1, 2), Path("a"), Path, None, True])
+def test_a_value_of_a_resumed_trial_stays_as_it_is(value: Any) -> None:
+    space = {"x": tune.grid_search([Path("a"), Path, value]), "y": tune.sample_from(lambda spec: [spec.config.x])}
+    resolvers = create_resolvers_map()
+    drawn = inject_placeholders(space, resolvers)
+    config = {"x": value, "y": value}
+    with tune_settings():
+        resolve_placeholders(config, resolvers)
+        assert config == {"x": value, "y": value}
+        for number, one in enumerate([Path("a"), Path, value]):
+            config = {"x": drawn["x"]["grid_search"][number], "y": drawn["y"]}
+            resolve_placeholders(config, resolvers)
+            assert config["x"] == one and config["y"] != drawn["y"]
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
