@@ -40,7 +40,7 @@ class ResumedSearch(SearchAlgorithm):  # type: ignore[misc]
     ) -> None:
         self._is_random = isinstance(searcher, BasicVariantGenerator)
         self._within = SearchGenerator(searcher) if isinstance(searcher, Searcher) else searcher
-        self._record, self._most = record, most
+        self._record, self._most, self._domains, self._space = record, most, domains, dict[str, Any]()
         unfinished = {trial.id for trial in record.trials.values() if self._goes_on(trial)}
         # Random trials that have ended are not told to anybody.
         known = [trial for trial in record.trials.values() if trial.id in unfinished or not self._is_random]
@@ -61,6 +61,7 @@ class ResumedSearch(SearchAlgorithm):  # type: ignore[misc]
 
     def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
         """Pass the sweep's metric, mode and space on."""
+        self._space = config
         return self._within.set_search_properties(metric, mode, config, **spec)  # type: ignore[no-any-return]
 
     def add_configurations(self, experiments: list[Experiment]) -> None:
@@ -121,14 +122,21 @@ class ResumedSearch(SearchAlgorithm):  # type: ignore[misc]
         return trial
 
     def _tell(self, config: Mapping[str, Any], value: float | None) -> None:
+        offered = {name: self._offered(name, each) for name, each in config.items()}
         try:
-            self._within.searcher.add_evaluated_point(dict(config), value, error=value is None)
+            self._within.searcher.add_evaluated_point(offered, value, error=value is None)
         except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
             raise SweepFailed(
                 f"the sweep {self._record.name!r} cannot resume: its searcher does not take the result of an earlier "
                 f"trial ({error}). Give the sweep a new name.",
                 name=self._record.name,
             ) from error
+
+    def _offered(self, name: str, value: Any) -> Any:
+        """Value as Tune offers it to a searcher, which gets a placeholder of an object in a list."""
+        listed = listed_values(self._domains[name]) if name in self._domains else []
+        categories = getattr(self._space.get(name), "categories", ())
+        return next((each for one, each in zip(listed, categories, strict=False) if _is_read_as(one, value)), value)
 
 
 def check_resumable(searcher: Any, record: Record) -> None:
@@ -187,9 +195,11 @@ def with_drawn_values(trial: TrialRecord, domains: Mapping[str, Domain]) -> Tria
 
 def _values_of(read: Any, domain: Domain | None) -> list[Any]:
     """Values that `domain` lists and that JSON holds as `read`."""
-    kept = without_addresses(to_json(read))
-    listed = [] if domain is None else listed_values(domain)
-    return [value for value in listed if without_addresses(to_json(value)) == kept]
+    return [] if domain is None else [value for value in listed_values(domain) if _is_read_as(value, read)]
+
+
+def _is_read_as(value: Any, read: Any) -> bool:
+    return without_addresses(to_json(value)) == without_addresses(to_json(read))
 
 
 def open_record(setup: SweepSetup, name: str, path: str) -> Record:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ import pytest
 import torch
 from ray import tune
 from ray.tune.experiment import Experiment
-from ray.tune.search import BasicVariantGenerator, Searcher
+from ray.tune.impl.placeholder import create_resolvers_map, inject_placeholders
+from ray.tune.search import BasicVariantGenerator, Searcher, create_searcher
 from tests.unit.sweep.made import record, trial
 
 from forebay.errors import InvalidOption, SweepFailed
@@ -200,6 +201,20 @@ def test_optuna_is_told_and_draws_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Choices for a categorical")
+def test_optuna_is_told_objects_as_tune_offers_them() -> None:
+    pytest.importorskip("optuna")
+    values = [Path("a"), np.int64(3), "adam"]
+    domains: dict[str, Domain] = {"x": Choice(values=values)}
+    space = inject_placeholders({"x": tune.choice(list(values))}, create_resolvers_map())
+    ended = [trial(str(number), 0.5, state="finished", x=value) for number, value in enumerate([Path("a"), 3, "adam"])]
+    kept = record(*(replace(each, inexact=inexact_names(each.config)) for each in ended))
+    searcher = create_searcher("optuna", seed=1)
+    made = ResumedSearch(searcher, Record.from_json(kept.to_json()), domains, "p", None)
+    assert made.set_search_properties("auc", "max", space)
+    made.add_configurations([Experiment("ctr", run=lambda _: None, config={}, num_samples=1)])
+    assert [each.params["x"] for each in searcher._ot_study.trials] == space["x"].categories
+
+
 def test_optuna_is_told_values_that_json_does_not_hold() -> None:
     pytest.importorskip("optuna")
     searcher = tune.search.create_searcher("optuna", seed=0)
