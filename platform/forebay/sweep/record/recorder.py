@@ -212,7 +212,7 @@ def _error(trial: Trial) -> str | None:
     if trial.status != Trial.ERROR:
         return None
     error = trial.get_error()
-    return "the trial ended with an error" if error is None else _last_line(str(error))
+    return "the trial ended with an error" if error is None else redact(_last_line(str(error)))
 
 
 def _last_line(text: str) -> str:

@@ -107,6 +107,15 @@ def test_nobody_is_told_that_trials_are_over_which_are_only_cut_off(tmp_path: Pa
     assert told.seen == seen and told.record.trials["a"].state == "stopped"
 
 
+def test_the_error_of_a_trial_has_no_credentials(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    failed = told.add("a")
+    failed.status = Trial.ERROR
+    failed.get_error = lambda: ValueError("ValueError: cannot read s3://AKIA:sesame@bucket/x")
+    told.pass_time(2.0)
+    assert told.record.trials["a"].error == "ValueError: cannot read s3://***@bucket/x"
+
+
 def test_configs_are_as_the_job_gets_them(tmp_path: Path) -> None:
     told = Told(tmp_path)
     told.add("a", dim=np.int64(8), kind=np.str_("adam"), lr=0.1)
