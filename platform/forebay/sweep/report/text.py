@@ -96,9 +96,9 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def word(value: Any) -> str:
-    """Format a config value.
+    """Format a config value in one line.
 
     Floats have three significant digits, long texts are cut.
     """
-    text = f"{value:.3g}" if isinstance(value, float) else str(value) or "''"
+    text = f"{value:.3g}" if isinstance(value, float) else " ".join(str(value).splitlines()) or "''"
     return text if len(text) <= MAX_WORD else f"{text[: MAX_WORD - 1]}…"

@@ -47,6 +47,14 @@ def test_a_log_has_a_line_per_best_value_and_per_end() -> None:
     ]
 
 
+def test_a_value_of_several_lines_is_one_line_of_a_log() -> None:
+    out = io.StringIO()
+    lines = LogLines(Console(file=out, width=120))
+    lines.show(record(trial("a", 0.5)))
+    lines.show(record(trial("b", 0.9, prompt="Be brief.\nBe kind.")))
+    assert "(b): prompt=Be brief. Be kind.\n" in out.getvalue()
+
+
 def test_a_log_that_goes_on_does_not_tell_again_what_had_ended() -> None:
     log = TableLog()
     made = record(trial("a", 0.7, state="finished"), trial("b", 0.6))
