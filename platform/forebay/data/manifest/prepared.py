@@ -88,7 +88,7 @@ class FittedColumn:
 
     `count` is the number of finite values, and the others are over these. `nulls` counts nulls, NaN and infinities.
     `std` is the standard deviation of the population. `quantiles` maps a probability to the value at that rank of the
-    sorted column. Statistics that were not fitted, and statistics of no values, are NaN.
+    sorted column. Statistics of no values are NaN.
     """
 
     count: int = 0

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import UnionType
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Exact quantiles of numeric columns.
+    """Exact quantiles of numeric columns, beside their moments.
 
     A quantile is the value at rank `ceil(p * count)` of the sorted column. Counts four times over the prepared column,
     16 bits at a time. Takes 512 KiB of counts for each quantile.
@@ -55,8 +56,9 @@ class Quantiles:
 
     def __post_init__(self) -> None:
         _check_columns(self)
-        object.__setattr__(self, "probabilities", tuple(self.probabilities))
-        if not self.probabilities or not all(0 <= each <= 1 for each in self.probabilities):
+        given = tuple(self.probabilities) if isinstance(self.probabilities, Iterable) else ()
+        object.__setattr__(self, "probabilities", given or self.probabilities)
+        if not given or not all(isinstance(each, int | float) and 0 <= each <= 1 for each in given):
             raise InvalidOption(f"{self}: probabilities are from 0 to 1, such as (0.01, 0.99).")
 
 
@@ -141,7 +143,7 @@ class Fits:
             counts[name] = Counter()
             for chunk in (chunk for table in tables for chunk in _as_stored(table[name]).chunks):
                 count_values(counts[name], chunk)
-        names = dict.fromkeys(_columns(self.fits, Moments))
+        names = dict.fromkeys(_columns(self.fits, Moments | Quantiles))
         return FitPart(
             counts=counts, summaries={name: tuple(_summary(table[name]) for table in tables) for name in names}
         )
@@ -167,12 +169,12 @@ class Fits:
         found = list(parts)
         columns = {
             name: _merged([each for part in found for each in part.summaries[name]])
-            for name in dict.fromkeys(_columns(self.fits, Moments))
+            for name in dict.fromkeys(_columns(self.fits, Moments | Quantiles))
         }
         for fit in self.fits:
             if isinstance(fit, Quantiles):
                 for name in fit.columns:
-                    known = columns.get(name, FittedColumn())
+                    known = columns[name]
                     quantiles = {**known.quantiles, **self._quantiles(manifest, name, fit.probabilities)}
                     columns[name] = replace(known, quantiles=quantiles)
         return columns
@@ -287,7 +289,7 @@ def _merged(summaries: Sequence[Summary]) -> FittedColumn:
     return FittedColumn(count=count, nulls=nulls, mean=mean, std=math.sqrt(squares / count), min=least, max=most)
 
 
-def _columns(fits: Sequence[Fit], kind: type[Fit]) -> list[str]:
+def _columns(fits: Sequence[Fit], kind: type[Fit] | UnionType) -> list[str]:
     return [name for fit in fits if isinstance(fit, kind) for name in fit.columns]
 
 

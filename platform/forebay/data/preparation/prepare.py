@@ -123,7 +123,8 @@ def function_tables(request: PreparationRequest) -> Iterator[pa.Table]:
 
 def _given(request: PreparationRequest) -> Iterable[pa.Table]:
     found = request.function(**request.arguments)
-    for number, table in enumerate([found] if isinstance(found, pa.Table) else found):
+    is_one = isinstance(found, pa.Table | pa.RecordBatch) or not isinstance(found, Iterable)
+    for number, table in enumerate([found] if is_one else found):
         if isinstance(table, pa.RecordBatch):
             yield pa.Table.from_batches([table])
         elif isinstance(table, pa.Table):

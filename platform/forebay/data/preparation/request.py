@@ -31,6 +31,7 @@ from forebay.storage.filesystem import below, resolve
 _MOST_NAMED_INPUTS = 10_000
 _FOLDER_DIGITS = 16
 _WRITTEN = rf"[^/]+-[0-9a-f]{{{_FOLDER_DIGITS}}}/part-[0-9]+-[0-9a-f]+[.]parquet"
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _OPTIONS = ("into", "key", "row_group_rows", "fit", "fit_on", "inputs", "version", "processes")
 
 
@@ -58,6 +59,8 @@ def preparation_options(
     *, key: str | Sequence[str], fit: Fit | Sequence[Fit], fit_on: Any, **others: Any
 ) -> PreparationOptions:
     """Options from arguments as users give them."""
+    if not isinstance(key, Sequence):
+        raise InvalidOption(f"key={key!r}: give the name of a column, or a sequence of names.")
     if isinstance(others["inputs"], str):
         others["inputs"] = (others["inputs"],)
     if others["inputs"] is not None:
@@ -166,7 +169,11 @@ def plan_request(
 
 
 def _check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Raise `InvalidOption` for a name that neither the options nor the function have."""
+    """Raise `InvalidOption` unless the function can be called with the arguments."""
+    if not callable(function):
+        raise InvalidOption(
+            f"a preparation was given {function!r:.200}. Give a function that yields pyarrow tables."
+        )
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # compiled: it refuses the name itself
@@ -178,6 +185,13 @@ def _check_arguments(name: str, function: Callable[..., Any], arguments: Mapping
             f"{unknown[0]}= is neither an option of a preparation nor an argument of {name}.{meant} The options are "
             f"{', '.join(_OPTIONS)}.",
             argument=unknown[0],
+        )
+    needed = [each for each in parameters.values() if each.default is each.empty and each.kind in _BY_NAME]
+    if missing := [each.name for each in needed if each.name not in arguments]:
+        fix = " It is the name of an option: rename it." if missing[0] in _OPTIONS else f" Add {missing[0]}=..."
+        raise InvalidOption(
+            f"{name} needs its argument {missing[0]}, and the preparation was given none.{fix}",
+            argument=missing[0],
         )
 
 

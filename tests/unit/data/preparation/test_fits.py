@@ -87,6 +87,8 @@ def test_fits_that_cannot_work() -> None:
         Vocabulary("a", min_count=0)
     with pytest.raises(InvalidOption, match="probabilities are from 0 to 1"):
         Quantiles("a", (99,))
+    with pytest.raises(InvalidOption, match="probabilities are from 0 to 1"):
+        Quantiles("a", 0.5)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="not a pyarrow expression"):
         Fits(on="split == 'train'")  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=r"give fb\.Vocabulary"):

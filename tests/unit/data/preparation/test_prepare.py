@@ -62,6 +62,8 @@ def test_rows_are_cut_in_order_of_the_key(clicks: Path, tmp_path: Path) -> None:
     assert read_all(prepared)["row"].to_pylist() == list(range(1000))
     assert prepared.statistics["price"].mean == 249.75
     assert prepared.statistics["price"].quantile(0.5) == 249.5
+    alone = make(clicks, tmp_path / "into", fit=fb.preparation.Quantiles("price")).statistics["price"]
+    assert alone == prepared.statistics["price"], "quantiles come with the moments of their column"
     assert len(prepared.vocabularies["user"]) == 17
     assert prepared.vocabularies == fb.Vocabulary("user").fit(prepared.manifest)
 
@@ -261,6 +263,16 @@ def test_what_cannot_be_prepared(clicks: Path, tmp_path: Path) -> None:
         fb.prepare(lambda: HOOK, into=str(into), inputs=[])
     with pytest.raises(InvalidOption, match="names a column twice"):
         make(clicks, into, key=("row", "row"))
+    with pytest.raises(InvalidOption, match="key=None: give the name of a column"):
+        make(clicks, into, key=None)
+    with pytest.raises(InvalidOption, match="gave NoneType as item 0.* yield pyarrow tables"):
+        fb.prepare(lambda: None, into=str(into), inputs=[], version="1")
+    with pytest.raises(InvalidOption, match="was given 'clicks'. Give a function"):
+        fb.prepare("clicks", into=str(into), inputs=[])  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match=r"cheap needs its argument root, .* Add root=\.\.\."):
+        fb.prepare(cheap, into=str(into), inputs=[])
+    with pytest.raises(InvalidOption, match="needs its argument key, .* rename it"):
+        fb.prepare(lambda key: [], key="a", into=str(into), inputs=[], version="1")
     assert all(found is None for _, found in list_prepared(str(into)))
 
 
