@@ -58,7 +58,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(forebay: Call, under_way:
         code, _, error = forebay("scale", "ctr", number)
         assert code == 3
         assert f"InvalidOption: {number} workers are out of bounds for run 'ctr', whose job allows 1 to 4" in error
-        assert "nothing was changed, the target is still 2" in error
+        assert "nothing was changed. Give a number from 1 to 4." in error
     assert ray.get(ctr.target.remote()) == 2
     code, _, error = forebay("scale", "fixed", 2)
     assert (code, "run 'fixed' has a fixed number of workers, 2" in error) == (3, True)

@@ -171,9 +171,7 @@ def plan_request(
 def _check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raise `InvalidOption` unless the function can be called with the arguments."""
     if not callable(function):
-        raise InvalidOption(
-            f"a preparation was given {function!r:.200}. Give a function that yields pyarrow tables."
-        )
+        raise InvalidOption(f"a preparation was given {function!r:.200}. Give a function that yields pyarrow tables.")
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # compiled: it refuses the name itself

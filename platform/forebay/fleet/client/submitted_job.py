@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,13 +19,15 @@ from forebay.fleet.spec.job_spec import ordered
 from forebay.runtime.formatting import did_you_mean
 from forebay.storage.atomic import without_room
 from forebay.storage.filesystem import resolve
+from forebay.storage.json_file import Fact
 from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.attempts.stored_request import send_request
 from forebay.training.runs.result import Result, load_result
 from forebay.training.runs.run_folder import RunFolder
+from forebay.training.runs.status import validate_target
 from forebay.training.runs.timeline.cost import UNKNOWN, RunCost, cost_of, total_cost
-from forebay.training.runs.timeline.timeline import load_timeline
+from forebay.training.runs.timeline.timeline import Timeline, load_timeline
 
 POLL_S = 0.5
 STARTS_WITHIN_S = 60.0
@@ -261,7 +263,7 @@ class SubmittedJob:
             )
         for name in names:
             if live_attempt(storage, name) is not None:
-                return send_request(storage, name, stop=stop, target=target)
+                return _send(storage, name, stop=stop, target=target)
         if self.status().is_over:
             return send_request(storage, self._run_name, stop=stop, target=target)
         newest = {name: AttemptFiles(RunFolder.below(storage, name)).newest() for name in names}
@@ -392,8 +394,31 @@ def is_under_way(storage: str, name: str) -> bool:
 def request_of(storage: str, name: str, *, stop: str | None = None, target: int | None = None) -> tuple[int, Request]:
     """Add to the stored request to a job or run. Raises as `SubmittedJob.request`."""
     if JobFiles(storage=storage, name=name).newest() is None:
-        return send_request(storage, name, stop=stop, target=target)
+        return _send(storage, name, stop=stop, target=target)
     return SubmittedJob(storage, name).request(stop=stop, target=target)
+
+
+def _send(storage: str, name: str, *, stop: str | None, target: int | None) -> tuple[int, Request]:
+    """Send a request to a run that trains.
+
+    Raises `InvalidOption` for a target out of the bounds that its start has recorded.
+    """
+    run = RunFolder.below(storage, name)
+    if target is not None and (claim := AttemptFiles(run).newest()) is not None:
+        config = _config(run, claim.number)
+        low, high = config.get("job.min_workers"), config.get("job.max_workers")
+        if isinstance(low, int) and isinstance(high, int):
+            validate_target(name, target, low, high)
+    return send_request(storage, name, stop=stop, target=target)
+
+
+def _config(run: RunFolder, attempt: int) -> Mapping[str, Fact]:
+    """Facts that a start has recorded, as soon as there are any."""
+    with suppress(InvalidOption):  # a damaged timeline is no fault of the run
+        for start in reversed((load_timeline(run) or Timeline()).starts):
+            if start.attempt == attempt:
+                return start.origin.config
+    return {}
 
 
 def _cost(run: RunFolder) -> RunCost:

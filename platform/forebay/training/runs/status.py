@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from forebay.errors import InvalidOption
+
 RunState = Literal["starting", "training", "resizing", "stopping", "failed-over"]
 """starting: no worker has trained yet. training: steps are made. resizing: the world is about to change. stopping: the
 run ends at its next checkpoint. failed-over: workers were lost and are being replaced.
@@ -41,3 +43,21 @@ class RunStatus:
     started_at: float
     node: str
     path: str
+
+
+def validate_target(name: str, target: int, low: int, high: int) -> None:
+    """Raise `InvalidOption` for a target that the run `name`, with `low` to `high` workers, cannot have."""
+    if low == high:
+        raise InvalidOption(
+            f"run {name!r} has a fixed number of workers, {low}: nothing was changed. To scale it, stop it and run it "
+            "again with elastic=Elastic(min_workers=..., max_workers=...) in its job; it resumes its checkpoint.",
+            name=name,
+        )
+    if not low <= target <= high:
+        raise InvalidOption(
+            f"{target} workers are out of bounds for run {name!r}, whose job allows {low} to {high}: nothing was "
+            f"changed. Give a number from {low} to {high}.",
+            name=name,
+            min_workers=low,
+            max_workers=high,
+        )

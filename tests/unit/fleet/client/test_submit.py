@@ -29,7 +29,7 @@ from forebay.fleet.client import runner
 from forebay.fleet.client.backend import LocalBackend, backend_of
 from forebay.fleet.client.job_rows import JobRows
 from forebay.fleet.client.submission import How, JobFiles, Standing, Submission, SubmissionEnd
-from forebay.fleet.client.submitted_job import SubmittedJob
+from forebay.fleet.client.submitted_job import SubmittedJob, request_of
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.testing.data.click_log import write_click_log
 from forebay.training.job.duration import seconds_of
@@ -373,6 +373,28 @@ def test_commands_obey_no_request(write_job: Callable[..., str], quiet: Quiet) -
     job = fb.submit(write_job())
     with pytest.raises(InvalidOption, match=r"commands, which obey no request.*stop\(now=True\)"):
         job.stop()
+
+
+@pytest.mark.parametrize(
+    ("most", "target", "says"),
+    [
+        (4, 9, "9 workers .* 'ctr', whose job allows 1 to 4"),
+        (4, 0, "0 workers"),
+        (1, 2, "fixed"),
+    ],
+)
+def test_a_target_out_of_bounds_is_refused_in_storage_too(tmp_path: Path, most: int, target: int, says: str) -> None:
+    run, storage = str(tmp_path / "ctr"), str(tmp_path)
+    create_attempt(run, 1)
+    assert request_of(storage, "ctr", target=9)[0] == 1, "bounds that are not recorded yet are the driver's matter"
+    origin = StartOrigin(config={"job.min_workers": 1, "job.max_workers": most})
+    save_timeline(Timeline(starts=(RunStart(at=0.0, attempt=1, origin=origin),)), run)
+    with pytest.raises(InvalidOption, match=says):
+        request_of(storage, "ctr", target=target)
+    assert load_request(run, 1).target == 9, "nothing was changed"
+    assert request_of(storage, "ctr", stop="enough")[1].stop == "enough"
+    create_attempt(run, 2)
+    assert request_of(storage, "ctr", target=9)[0] == 2, "the bounds of another attempt do not count"
 
 
 def test_submit_ends_with_the_line_to_type_next(

@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 from forebay.errors import InvalidOption
 from forebay.ray_cluster.actors import ANSWER_S, RUN_PREFIX, ask_all, find, find_or_refuse, names_of
 from forebay.ray_cluster.session import ADDRESS, connect
-from forebay.training.runs.status import RunStatus
+from forebay.training.runs.status import RunStatus, validate_target
 
 WHO = "remote control"
 
@@ -66,21 +66,7 @@ def scale(name: str, target: int) -> RunStatus:
     """
     coordinator = _coordinator(name)
     status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
-    low, high = status.min_workers, status.max_workers
-    if low == high:
-        raise InvalidOption(
-            f"run {name!r} has a fixed number of workers, {low}: nothing was changed. To scale it, stop it and run it "
-            "again with elastic=Elastic(min_workers=..., max_workers=...) in its job; it resumes its checkpoint.",
-            name=name,
-        )
-    if not low <= target <= high:
-        raise InvalidOption(
-            f"{target} workers are out of bounds for run {name!r}, whose job allows {low} to {high}: nothing was "
-            f"changed, the target is still {status.target}. Give a number from {low} to {high}.",
-            name=name,
-            min_workers=low,
-            max_workers=high,
-        )
+    validate_target(name, target, status.min_workers, status.max_workers)
     ray.get(coordinator.set_target.remote(target, WHO), timeout=ANSWER_S)
     return status
 
