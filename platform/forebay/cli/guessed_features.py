@@ -81,8 +81,7 @@ def guess_features(manifest: Manifest, target: str | None = None) -> GuessedFeat
     chosen = target or _target(schema, table)
     if chosen is None:
         raise InvalidOption(
-            f"{manifest.root} has no column of numbers or bools, so nothing can be the target. Write the label as a "
-            "number."
+            "the data have no column of numbers or bools, so nothing can be the target. Write the label as a number."
         )
     nullable = next(each.nullable for each in manifest.fields if each.name == chosen)
     found = GuessedFeatures(
@@ -96,7 +95,7 @@ def guess_features(manifest: Manifest, target: str | None = None) -> GuessedFeat
             _sort_in(found, name, kind, table[name] if name in readable else None)
     if found.is_empty:
         raise InvalidOption(
-            f"{manifest.root} has no column for a feature beside the target {chosen!r}: "
+            f"the data have no column for a feature beside the target {chosen!r}: "
             f"{'; '.join(f'{name}: {why}' for name, why in found.skipped.items()) or 'it is the only one'}."
         )
     return found

@@ -20,7 +20,7 @@ from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.order import Last, order_digest
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.plan.shuffle_quality import FULL_TRAVEL, ShuffleQuality, shuffle_quality
-from forebay.errors import BadUsage, InvalidOption, WrongType
+from forebay.errors import BadUsage, InvalidOption, WrongType, whole_number
 from forebay.world import World
 
 
@@ -61,6 +61,7 @@ def plan(
         return
     if parameters:
         raise BadUsage(f"{parameters[0]!r} is a parameter of a job file. Add --mixture, or leave it out.")
+    whole_number("--epoch", epoch)
     built = build_plan(
         load_manifest(manifest, allow_location or ()),
         seed=seed,

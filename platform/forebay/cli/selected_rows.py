@@ -124,6 +124,8 @@ def rows_of_data(
 
     `quiet` shows no progress.
     """
+    if batch is not None:
+        whole_number("--batch", batch, least=1)
     if part.step is not None and batch is None:
         raise BadUsage(
             f"--step {part.step}: {source} is not the folder of a run, and a dataset has no batches. Correct it, or "
@@ -184,6 +186,8 @@ def rows_of_run(
 def _rows_of_order(
     order: Order, keys: Sequence[StepColumns], part: Part, whose: str, batch: int, last: Last
 ) -> SelectedRows:
+    whole_number("--epoch", part.epoch)
+    order.owned_lanes(World(size=part.world))
     lanes: Sequence[int] = range(order.lanes)
     facts: dict[str, Any] = {"epoch": part.epoch}
     if part.step is None:

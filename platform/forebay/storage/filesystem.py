@@ -92,7 +92,7 @@ def resolve_source(uri: str | os.PathLike[str] | Location) -> Location:
 
 def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     if not isinstance(uri, str | os.PathLike):
-        raise InvalidOption(f"{uri!r} is not a location. Give a path or a URI.")
+        raise InvalidOption(f"{uri!r:.200} is not a location. Give a path or a URI.")
     _refuse_empty(text := os.fspath(uri))
     found = SCHEME.match(text)
     if found is None or has_local_name(text):

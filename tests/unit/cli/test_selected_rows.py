@@ -162,6 +162,9 @@ def test_options_that_the_source_does_not_have_are_errors(
     (tmp_path / "job.py").write_text(TRAINING + MIXED)
     for code, words, text in (
         (3, [root, "--rank", "1"], "--rank=1: "),
+        (3, [root, "--epoch", "-1"], "--epoch=-1: it must be a whole number of 0 or more."),
+        (3, [root, "--world", "17"], "TooManyRanks: "),
+        (3, [root, "--batch", "0"], "--batch=0: it must be a whole number of 1 or more."),
         (2, [root, "--skipped"], "--skipped is of no use for a dataset."),
         (2, [run, "--seed", "1"], "--seed is of no use for a run."),
         (2, [tmp_path / "job.py", "--batch", "8"], "--batch is of no use for a job file."),

@@ -6,9 +6,9 @@ Directory, disk quota, and share of the machine for building blocks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, CoreShare, DataWorkers, NumReads
+from forebay.data.cache.disk.directory import local_folder
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.errors import InvalidOption
 
@@ -74,7 +74,7 @@ class CacheSpec:
     @property
     def directory(self) -> str:
         """Absolute path on this node."""
-        return str(Path(self.path).expanduser().absolute())
+        return str(local_folder(self.path))
 
     def open(self) -> DiskCache:
         """Open the cache in this process.

@@ -6,13 +6,14 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.column_casts import comparable
 from forebay.data.parquet.column_paths import column_at
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, WrongType
 
 _PASSES = 10
 
@@ -35,6 +36,7 @@ def stratified_split(manifest: Manifest, fraction: float, *, by: str, seed: int 
     Raises:
         InvalidOption: As `manifest.split`, or a column with as many classes as rows.
         MissingColumn, SourceChanged: The column cannot be read.
+        WrongType: It has no classes, such as a list.
     """
     _, held_out = manifest.split(fraction, seed)
     counts = _class_counts(manifest, by)
@@ -62,12 +64,18 @@ def _class_counts(manifest: Manifest, column: str) -> NDArray[np.int64]:
     reader = RowGroupReader(manifest)
     found: list[Counter[Any]] = []
     for index in range(len(manifest)):
-        counted = comparable(column_at(reader.read(index, [column]), column)).value_counts()
+        values = comparable(column_at(reader.read(index, [column]), column))
+        try:
+            counted = values.value_counts()
+        except pa.ArrowNotImplementedError:
+            raise WrongType(
+                f"stratify={column!r} is {values.type}. Give a column of integers, bools or text.", column=column
+            ) from None
         found.append(Counter({each["values"]: each["counts"] for each in counted.to_pylist()}))
     classes = {name: code for code, name in enumerate(dict.fromkeys(name for each in found for name in each))}
     if len(classes) == manifest.num_rows > 1:
         raise InvalidOption(
-            f"by={column!r} has another value in each of {manifest.num_rows} rows. Give a column of classes.",
+            f"stratify={column!r} has another value in each of {manifest.num_rows} rows. Give a column of classes.",
             column=column,
         )
     counts = np.zeros((len(found), len(classes)), dtype=np.int64)

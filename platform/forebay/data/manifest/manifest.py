@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
+from numbers import Real
 from operator import eq
 from typing import Any, overload
 
@@ -402,14 +403,14 @@ class Manifest:
                 self, fraction, by=stratify, seed=seed
             )
             return parts
-        if not 0 < fraction < 1:
+        if not isinstance(fraction, Real) or not 0 < fraction < 1:
             raise InvalidOption(
                 f"fraction={fraction!r}: hold out a share between 0 and 1, e.g. 0.1.", fraction=fraction
             )
         if len(self) < 2:
             raise InvalidOption(
-                f"{self.root} has {len(self)} row group, and a split holds out whole row groups. Write the data with "
-                "smaller row groups (row_group_size=...), or hold out a file of its own.",
+                f"{self.uri_of(self.files[0])} has {len(self)} row group, and a split holds out whole row groups. "
+                "Write the data with smaller row groups (row_group_size=...), or hold out a file of its own.",
                 row_groups=len(self),
             )
         order = np.argsort(_hashes(len(self), seed), kind="stable")

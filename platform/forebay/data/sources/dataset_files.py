@@ -65,6 +65,8 @@ class Sources:
     @property
     def description(self) -> str:
         """Text for errors."""
+        if len(self.files) == 1:
+            return self.files[0].file.uri
         return self.root or f"{len(self.files)} files without a common folder"
 
 

@@ -80,6 +80,11 @@ def find_files(
         ReadFailed: Storage did not answer, or did not permit it. Or a link leads nowhere.
         InvalidOption: A name is no UTF-8, or a name of an object store is both an object and a folder.
     """
+    if hasattr(uri, "columns"):  # of pandas, Polars or pyarrow
+        raise InvalidOption(
+            f"a {type(uri).__name__} in memory was given, and a scan reads files. Write it as Parquet with several row "
+            "groups (row_group_size=...), and scan the file."
+        )
     validate_type("uri", uri, str | os.PathLike | Iterable, "a file, a folder, a pattern, or a sequence of these")
     uris = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
     if not uris:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.data.loader.data import Data
-from forebay.errors import InvalidOption, whole_number
+from forebay.errors import InvalidOption, validate_type, whole_number
 from forebay.training.batch_size.policy import TrainPosition
 from forebay.training.state.setup import TrainSetup
 
@@ -28,6 +28,7 @@ class BatchSchedule:
     rows_from: Mapping[int, int]
 
     def __post_init__(self) -> None:
+        validate_type("rows_from", self.rows_from, Mapping, "{epoch: rows}, e.g. {30: 2048}")
         if not self.rows_from:
             raise InvalidOption("BatchSchedule({}) schedules nothing. Give it {epoch: rows}, e.g. {30: 2048}.")
         if 0 in self.rows_from:

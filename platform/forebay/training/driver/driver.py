@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -74,6 +74,10 @@ def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = 
     validate_type(
         "job", job, Job, "what the job function returns, as in fb.run(job(...)); a sweep goes to fb.run_sweep"
     )
+    validate_type("callbacks", callbacks, Iterable, "a list of functions (event, control)")
+    callbacks = tuple(callbacks)
+    if others := [each for each in callbacks if not callable(each)]:
+        raise InvalidOption(f"callbacks hold {others[0]!r:.200}. Give functions (event, control).")
     found = named_driver(driver) if isinstance(driver, str) else driver
     try:
         return found.run(job, [*_shown(callbacks), ReportAtEnd(job.storage)])

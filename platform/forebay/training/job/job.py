@@ -44,6 +44,13 @@ KINDS: Mapping[str, tuple[type | UnionType, str]] = {
 }
 """Option -> its type, and what to give."""
 
+PROTOCOLS: Mapping[str, tuple[str, str]] = {
+    "monitors": ("attach", "monitors, such as fb.monitors.NanGuard()"),
+    "batch": ("validate", "fb.batch_size.BatchSchedule({epoch: rows}), fb.batch_size.NoiseScale(...), or None"),
+    "rate": ("factor", "fb.batch_size.LinearScaling(...), fb.batch_size.SqrtScaling(...), or None"),
+}
+"""Option -> a method that its values have, and what to give."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -169,6 +176,11 @@ class Job:
         if self.reduction not in get_args(Reduction):
             known = ", ".join(map(repr, get_args(Reduction)))
             raise InvalidOption(f"reduction={self.reduction!r} is unknown. Choose one of {known}.")
+        for option, (method, give) in PROTOCOLS.items():
+            value = getattr(self, option)
+            for each in value if option == "monitors" else [value]:
+                if each is not None and (isinstance(each, type) or not hasattr(each, method)):
+                    raise InvalidOption(f"{option}={value!r:.200}: give {give}.", option=option)
         if self.batch is not None:
             self.batch.validate(self.reduction, self.data)
         # A list is accepted too, but a frozen job holds nothing that changes.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from forebay.data.loader.batch import Batch
-from forebay.errors import InvalidOption
+from forebay.errors import BadJob, InvalidOption
 from forebay.training.state.metric import WeightedMean
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
@@ -76,6 +76,11 @@ class SourceLosses:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return the mean loss of a batch's rows."""
+        if "label" not in batch:
+            raise BadJob(
+                f"fb.fit reads batch['label'], and the batches have {', '.join(map(repr, batch))}. Name the label so "
+                "in the transform."
+            )
         output = self._model(batch)
         if self._by_row is not None and batch.source is not None:
             with torch.no_grad():

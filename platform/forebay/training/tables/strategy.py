@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forebay.data.loader.batch import Batch
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, validate_type
 from forebay.training.checkpoint.parts.contents import Region
 from forebay.training.collectives.collective import Collective
 from forebay.training.collectives.micro_batches import LossOf, MicroBatches
@@ -57,6 +57,7 @@ def with_tables(
 
     Raises `InvalidOption` for tables without options, and for what tables cannot be combined with.
     """
+    validate_type("tables", tables, TablesOption, "fb.tables.RowWiseAdagrad(lr=0.05) or another optimizer of rows")
     found = [each for each, module in model.named_modules() if isinstance(module, Table)]
     if not found and tables is None:
         return inner

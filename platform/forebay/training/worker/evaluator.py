@@ -53,6 +53,11 @@ class Evaluator:
         result = self._evaluate()
         rng.restore(states, device)
         made = result if isinstance(result, Evaluation) else Evaluation(metrics=result)
+        if not isinstance(made.metrics, Mapping):
+            raise BadJob(
+                f"the evaluation returned {result!r:.200}. Return metrics by name, such as {{'auc': 0.8}}, or "
+                "fb.Evaluation(metrics=..., samples=...)."
+            )
         mine = {name: tuple(map(float, weighted(name, value))) for name, value in made.metrics.items()}
         metrics = self._collective.combine(mine, _over_ranks)
         # Only rank 0 reports samples.

@@ -38,7 +38,8 @@ class Scores:
 
         `logits` are numbers of any dtype, and +-infinity has its place. `labels` are 0 or 1: anything above 0.5 is
         positive. Both have n elements. A row whose logit or label is NaN is only counted. `source` is the number of the
-        dataset, of all rows or of each. Raises `BadJob` for another number of logits than labels.
+        dataset, of all rows or of each. Raises `BadJob` for another number of logits than labels, and for a label
+        above 1 or below -1.
         """
         if logits.numel() != labels.numel():
             raise BadJob(
@@ -49,6 +50,11 @@ class Scores:
         is_narrow = flat.dtype in (torch.float32, torch.float16, torch.bfloat16)
         numbers = (flat.float() if is_narrow else flat.double()).cpu().numpy()
         targets = wanted.double().cpu().numpy()
+        if (others := targets[np.abs(targets) > 1]).size:
+            raise BadJob(
+                f"label {others[0]:g} is neither 0 nor 1, and an area under the ROC curve has two classes. Evaluate "
+                "by a function of yours, or map the labels to 0 and 1."
+            )
         number = source.cpu().numpy() if isinstance(source, Tensor) else np.full(len(numbers), source)
         kinds = (2 * number + (targets > 0.5)).astype(np.uint16)
         known = ~(np.isnan(numbers) | np.isnan(targets))

@@ -17,7 +17,7 @@ from forebay.data.cache.source import SourceProvider
 from forebay.data.loader.batch import Batch
 from forebay.data.loader.data import Data
 from forebay.data.loader.loader import Loader
-from forebay.errors import BadJob
+from forebay.errors import BadJob, InvalidOption
 from forebay.events import Evaluated, Reporter, Request, RolledBack, Warned
 from forebay.runtime.metrics import Counters
 from forebay.training.checkpoint.checkpoint import CheckpointStore
@@ -182,6 +182,11 @@ class Worker:
 
         Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
         """
+        if not callable(optimizer):
+            raise InvalidOption(
+                f"optimizer={type(optimizer).__name__}(...) is built already, and setup() moves the parameters first. "
+                "Give what builds it: torch.optim.Adam, or partial(torch.optim.Adam, lr=1e-3)."
+            )
         name = strategy or self._spec.strategy
         options = self._spec.options_of(name, lambda: self._state.rows)
         inner = build_strategy(name, self._strategies, self._collective, options)

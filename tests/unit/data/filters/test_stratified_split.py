@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import forebay as fb
-from forebay.errors import InvalidOption, MissingColumn
+from forebay.errors import InvalidOption, MissingColumn, WrongType
 
 
 @pytest.fixture
@@ -48,10 +48,14 @@ def test_each_side_keeps_a_row_group(manifest: fb.Manifest) -> None:
         assert [len(part) for part in two.split(fraction, stratify="label")] == [1, 1]
 
 
-def test_impossible_splits_are_refused(manifest: fb.Manifest) -> None:
+def test_impossible_splits_are_refused(manifest: fb.Manifest, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="fraction=1"):
         manifest.split(1, stratify="label")
     with pytest.raises(InvalidOption, match="another value in each of 5000 rows"):
         manifest.split(0.1, stratify="id")
     with pytest.raises(MissingColumn, match="lable"):
         manifest.split(0.1, stratify="lable")
+    table = pa.table({"tags": [[1], [2]], "id": [1, 2]})
+    pq.write_table(table, tmp_path / "lists.parquet", row_group_size=1)
+    with pytest.raises(WrongType, match="stratify='tags' is list"):
+        fb.scan(tmp_path / "lists.parquet").split(0.5, stratify="tags")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
+import pandas as pd
+import pyarrow as pa
 import pytest
 from pyarrow import fs
 
@@ -112,6 +114,12 @@ def test_arrow_uris_are_percent_encoded_and_keep_their_options() -> None:
         parquet_files.child_uri(base, "bucket/my data/a b%.parquet")
         == "s3://bucket/my%20data/a%20b%25.parquet?region=x"
     )
+
+
+@pytest.mark.parametrize("make", [pa.table, pd.DataFrame])
+def test_a_table_in_memory_is_no_file(make: Callable[[dict[str, list[int]]], object]) -> None:
+    with pytest.raises(InvalidOption, match="in memory was given, and a scan reads files. Write it as Parquet"):
+        find_parquet(make({"a": [1]}))  # type: ignore[arg-type]
 
 
 def test_nothing_there_names_the_nearest_folder(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_the_epoch_alone_decides() -> None:
     assert BatchSchedule({6: 64, 2: 32}) == BatchSchedule({2: 32, 6: 64})
 
 
-@pytest.mark.parametrize("schedule", [{}, {0: 8}, {-1: 8}, {1: 0}, {1.5: 8}, {1: 2.5}])
+@pytest.mark.parametrize("schedule", [{}, [8], {0: 8}, {-1: 8}, {1: 0}, {1.5: 8}, {1: 2.5}])
 def test_schedules_that_are_none(schedule: Any) -> None:
     with pytest.raises(InvalidOption):
         BatchSchedule(schedule)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from forebay.data.loader.data import Data
+from forebay.data.transform.features.groups import Dense, Label
+from forebay.data.transform.transform import Transform
+from forebay.errors import BadJob, InvalidOption
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.worker.fit import fit
@@ -28,6 +33,32 @@ class HalfFrozen(nn.Module):
 
     def forward(self, batch: Any) -> Tensor:
         return self.head(self.base(batch["x"]))[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.1), InvalidOption, r"optimizer=SGD\(\.\.\.\) is built"),
+        (lambda model: partial(torch.optim.SGD, lr=0.1), BadJob, r"reads batch\['label'\], .* have 'x', 'y'\. Name"),
+    ],
+)
+def test_what_fit_needs_is_named(
+    make_data: Callable[..., Data],
+    make_recorder: type,
+    tmp_path: Path,
+    make: Callable[[nn.Module], Any],
+    error: type[Exception],
+    says: str,
+) -> None:
+    def train(worker: Worker) -> None:
+        model = nn.Linear(3, 1)
+        fit(worker, model, make(model), nn.MSELoss())
+
+    data = make_data()
+    unnamed = replace(data, transform=Transform(x=Dense(["x1", "x2", "x3"]), y=Label("clicked")))
+    worker = Worker(TrainSpec(data=unnamed), SingleProcessCollective(), None, DirectoryStore(tmp_path), make_recorder())
+    with pytest.raises(error, match=says):
+        worker.run(train)
 
 
 def test_evaluations_do_not_change_what_is_trained(

@@ -101,6 +101,14 @@ def test_another_number_of_logits_than_labels_is_refused(shape: tuple[int, ...])
         Scores().add(torch.zeros(shape), torch.zeros(4))
 
 
+def test_labels_of_more_than_two_classes_are_refused() -> None:
+    with pytest.raises(BadJob, match="label 2 is neither 0 nor 1"):
+        Scores().add(torch.zeros(4), torch.tensor([0, 1, 2, float("nan")]))
+    scores = Scores()
+    scores.add(torch.tensor([0.1, 0.9]), torch.tensor([-1, 1]))
+    assert scores.sorted_counts()[1].tolist() == [[1, 0], [0, 1]]
+
+
 def on_rank(collective: Collective, cases: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], chunk: int) -> Any:
     roc_area.CHUNK = chunk
     found = []

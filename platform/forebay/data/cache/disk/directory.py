@@ -23,6 +23,17 @@ QUARANTINED = re.compile(r"[0-9]{20}-[0-9a-f]{40}")
 _NUM_STRIPES = 256
 
 
+def local_folder(path: str | os.PathLike[str]) -> Path:
+    """Absolute path of a cache. Raises `CacheUnusable` for a URI."""
+    if "://" in os.fspath(path):
+        raise CacheUnusable(
+            f"cache directory {os.fspath(path)} is a URI. Name a directory on a local disk, or set cache=None to train "
+            "without a cache.",
+            path=os.fspath(path),
+        )
+    return Path(path).expanduser().absolute()
+
+
 @dataclass(frozen=True, slots=True)
 class CacheDirectory:
     """Paths below the `root` of a cache.

@@ -17,7 +17,7 @@ from pathlib import Path
 from forebay.data.cache.block_file import BadBlock, block_file_bytes, map_block, read_header, write_block
 from forebay.data.cache.block_key import KEY
 from forebay.data.cache.disk.accounts import DatasetUse, Reservation
-from forebay.data.cache.disk.directory import CacheDirectory, PartFile, new_part
+from forebay.data.cache.disk.directory import CacheDirectory, PartFile, local_folder, new_part
 from forebay.data.cache.disk.lease import CacheLease, CacheUser, live_users, take_lease
 from forebay.data.cache.disk.quota import Quota
 from forebay.data.transform.block import Block
@@ -59,7 +59,7 @@ class DiskCache:
 
     def __init__(self, path: str | os.PathLike[str], *, quota_bytes: int, min_free_bytes: int = 1 << 30) -> None:
         validate_type("path", path, str | os.PathLike, "the folder of the cache as a text or a Path")
-        self.path = Path(path).expanduser().absolute()
+        self.path = local_folder(path)
         self.quota_bytes = quota_bytes = whole_number("quota_bytes", quota_bytes)
         self.min_free_bytes = min_free_bytes = whole_number("min_free_bytes", min_free_bytes)
         if quota_bytes == 0:

@@ -159,9 +159,9 @@ def ramp(
     """
     shares = [{name: each / (1 << 20) for name, each in integer_weights(weights).items()} for weights in (first, last)]
     whole_number("start", start)
-    whole_number("steps", steps, least=1, most=max(stop - start, 1))
     if stop <= start:
         raise InvalidOption(f"ramp(start={start}, stop={stop}) has no rows. Give a stop after the start.", stop=stop)
+    whole_number("steps", steps, least=1, most=stop - start)
     names = tuple(dict.fromkeys((*first, *last)))
     stages: list[tuple[int, dict[str, float]]] = [(0, dict(first))] if start else []
     for step in range(steps):

@@ -20,7 +20,7 @@ from forebay.data.parquet.decoded_table import with_paths
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.transform.features.categories import check_categories, plain_values
 from forebay.data.transform.features.columns import column_names, column_type
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, validate_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ class Vocabulary:
 
         Raises `MissingColumn`, `WrongType` (floats, lists), and the errors of reading.
         """
+        validate_type("manifest", manifest, Manifest, "what fb.scan(...) returns")
         columns_of = {field.name: parse_type(field.type) for field in manifest.fields}
         schema = schema_with_paths(columns_of, self.columns)
         for name in self.columns:

@@ -17,6 +17,7 @@ import pytest
 from forebay.data.cache.disk import directory
 from forebay.data.cache.disk.directory import CacheDirectory, new_part
 from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.block import Block
 from forebay.errors import CacheUnusable, InvalidOption
 from forebay.runtime.metrics import Counters
@@ -60,6 +61,12 @@ def test_a_folder_that_cannot_be_looked_into(
     monkeypatch.setattr(Path, "lstat", refused)
     with pytest.raises(CacheUnusable, match="Permission denied.*Name another directory"):
         cache.get(key_of(1))
+
+
+def test_a_uri_is_no_directory() -> None:
+    for make in (lambda uri: DiskCache(uri, quota_bytes=1), lambda uri: CacheSpec(path=uri).open()):
+        with pytest.raises(CacheUnusable, match="s3://bucket/cache is a URI. Name a directory on a local disk"):
+            make("s3://bucket/cache")
 
 
 def test_a_lock_in_a_removed_directory(cache: DiskCache, key_of: Callable[[object], str]) -> None:

@@ -196,6 +196,8 @@ def test_ramp_goes_from_one_to_the_other(plans: dict[str, Plan]) -> None:
         ramp({"web": 1}, {"code": 1}, 0, 20)
     with pytest.raises(InvalidOption, match="no rows"):
         ramp({"web": 1}, {"code": 1}, 20, 20, steps=1)
+    with pytest.raises(InvalidOption, match="Give a stop after the start"):
+        ramp({"web": 1}, {"code": 1}, 3000, 1000)
 
 
 def test_a_continued_mixture_has_the_old_rows_and_then_other_weights(

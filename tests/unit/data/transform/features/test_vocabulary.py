@@ -83,6 +83,8 @@ def test_columns_are_checked_before_reading(written: Write) -> None:
         Vocabulary(["c", "f"]).fit(manifest)
     with pytest.raises(WrongType, match="list"):
         Vocabulary(["n"]).fit(manifest)
+    with pytest.raises(InvalidOption, match=r"manifest='clicks': give what fb\.scan"):
+        Vocabulary("c").fit("clicks")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("options", [{"min_count": 0}, {"max_size": 0}])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -80,6 +82,12 @@ def test_batch_that_a_callback_asks_for_changes_at_the_end_of_an_epoch_in_every_
     assert [len(rows) for rows in bench.rows("first").values()] == [15] * 8 + [60, 60]
     ours, theirs = map(weights, runs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("callbacks", [[3], print])
+def test_what_is_no_callback_is_refused_before_the_run(bench: DriverBench, callbacks: Any) -> None:
+    with pytest.raises(InvalidOption, match=r"callbacks.* functions \(event, control\)"):
+        run(bench.job("rigid"), "local", callbacks)
 
 
 def test_resize_of_a_fixed_job_is_the_callbacks_mistake(bench: DriverBench) -> None:
