@@ -42,7 +42,7 @@ from forebay.training.runs.attempts.start import start_attempt
 from forebay.training.runs.control import Callback, Control, RequestReader, notify
 from forebay.training.runs.job_facts import check_identity, nothing_to_train, other_parameters, record_job
 from forebay.training.runs.result import Result, RunHistory, load_result, save_result
-from forebay.training.runs.rows.order_record import record_order
+from forebay.training.runs.rows.order_record import other_order, record_order
 from forebay.training.runs.run_folder import new_run_folder, run_folder
 from forebay.training.runs.timeline.origin import origin_of
 from forebay.training.runs.timeline.recorder import TimelineRecorder
@@ -169,10 +169,11 @@ class Run:
         earlier = load_result(self.folder)
         plan = self.job.data.plan
         if earlier is not None and earlier.plan_id not in (plan.id, *plan.continues):
+            other = other_order(plan, self.folder)
             raise CursorMismatch(
                 f"the run {self.name!r} was made with plan {earlier.plan_id[:12]}; this job builds plan "
-                f"{plan.id[:12]}. Use the same data, seed, lanes and shuffle_rows, or give the run a new "
-                "name.",
+                f"{plan.id[:12]}{f', of other {other}' if other else ''}. Use the same data, seed, lanes and "
+                "shuffle_rows, or give the run a new name.",
                 name=self.name,
                 found=earlier.plan_id,
                 wanted=plan.id,

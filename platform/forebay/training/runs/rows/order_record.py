@@ -30,7 +30,7 @@ from forebay.data.windows.index import WindowIndex, WindowShape, window_indices
 from forebay.data.windows.line import StepLine
 from forebay.data.windows.splits import TargetBounds
 from forebay.data.windows.steps import StepColumns
-from forebay.errors import InvalidOption
+from forebay.errors import ForebayError, InvalidOption
 from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.boundary import Uri
 from forebay.storage.credentials import redacted
@@ -104,6 +104,26 @@ def _tell_of_changes(earlier: bytes | None, facts: Mapping[str, Any], name: str)
                 "started. Their sizes and times are the same, so it goes on with them.",
                 name,
             )
+
+
+def other_order(order: Order, folder: RunFolder) -> str:
+    """Name what `order` has other than a run's last start.
+
+    Such as `data (4,000 rows in 2 files; now 6,000 in 3)`. Empty where that is not known.
+    """
+    with suppress(ValueError, AttributeError, RecursionError, OSError, ForebayError):
+        before, now = json.loads(folder.read(FILE_NAME) or b"{}").get("order", {}), json.loads(to_json(_facts(order)))
+        changed = [name for name in now if name in before and before[name] != now[name]]
+        return ", ".join(_change(name, before[name], now[name], order, folder) for name in changed)
+    return ""
+
+
+def _change(name: str, before: Any, now: Any, order: Order, folder: RunFolder) -> str:
+    if name == "manifest":
+        earlier, manifest = load_manifest(_manifest(folder, before).uri), order.manifests[0]
+        rows, files = f"{earlier.num_rows:,} rows", f"{len(earlier.files):,} files"
+        return f"data ({rows} in {files}; now {manifest.num_rows:,} in {len(manifest.files):,})"
+    return name if isinstance(now, dict) else f"{name} ({before}; now {now})"
 
 
 def load_order(run: str | RunFolder, allow_locations: Uri | Sequence[Uri] = ()) -> RecordedOrder:
