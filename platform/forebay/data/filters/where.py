@@ -10,6 +10,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Iterable
+from keyword import iskeyword
 from typing import Any
 
 import pyarrow.compute as pc
@@ -21,6 +22,8 @@ from forebay.errors import InvalidOption
 
 _EXAMPLE = """where="label is not None and day >= '2024-01-31' and site in (1, 2)\""""
 _MIRRORED: dict[type[ast.cmpop], type[ast.cmpop]] = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+_WORDS = ("and", "or", "not", "in", "is", "None", "True", "False")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _LARGEST = 10_000
 _DEEPEST = 50
 
@@ -56,8 +59,12 @@ class Where:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             said = error.msg if isinstance(error, SyntaxError) else error
             equal = " Equal values are compared with ==." if re.search("(?<![<>=!])=(?!=)", text) else ""
+            words = [
+                each for each in re.findall(r"\w+", _QUOTED.sub("", text)) if iskeyword(each) and each not in _WORDS
+            ]
+            named = f" Write column {words[0]!r} as col({words[0]!r})." if words else ""
             raise InvalidOption(
-                f"where={text!r:.200} cannot be read ({said}).{equal} Write it as {_EXAMPLE}.", where=text
+                f"where={text!r:.200} cannot be read ({said}).{equal}{named} Write it as {_EXAMPLE}.", where=text
             ) from error
         self.columns = tuple(sorted(found))
 

@@ -39,6 +39,7 @@ _READERS = {
     "ORC": "pyarrow.orc.read_table",
     "Arrow IPC": "pyarrow.feather.read_table",
 }
+_MANIFEST = b'{\n "fore'
 _PACKED = ("gzip", "Zstandard", "ZIP")
 HEAD_BYTES = 8
 
@@ -48,6 +49,8 @@ def advice(name: str, head: bytes = b"") -> str:
 
     By the suffix of `name` and the first bytes. Empty if neither is known.
     """
+    if head.startswith(_MANIFEST):
+        return "It is a manifest, which a scan has written: fb.Manifest.load(NAME) reads it."
     suffix = PurePath(name).suffix.lower()
     kind = next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), _SUFFIXES.get(suffix, ""))
     if not kind:

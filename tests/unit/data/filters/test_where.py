@@ -108,6 +108,13 @@ def test_the_equals_sign_of_sql_is_answered(table: Path) -> None:
         scan(table, where="x = 3")
 
 
+@pytest.mark.parametrize(("where", "hint"), [("class == 'if'", True), ("x > and label == 'if'", False)])
+def test_a_column_named_as_a_word_of_python_is_written_col(table: Path, where: str, hint: bool) -> None:
+    with pytest.raises(InvalidOption, match="cannot be read") as found:
+        scan(table, where=where)
+    assert (" Write column 'class' as col('class'). " in str(found.value)) == hint == ("col(" in str(found.value))
+
+
 def test_a_missing_column_and_a_filter_that_leaves_nothing(table: Path) -> None:
     with pytest.raises(MissingColumn, match="Did you mean 'label'"):
         scan(table, where="labels == 1")

@@ -48,6 +48,13 @@ def test_it_is_named_with_the_way_to_parquet(tmp_path: Path, name: str, kind: st
         assert "corrupt" not in str(found.value)
 
 
+def test_a_manifest_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "a.parquet")
+    fb.scan(tmp_path / "a.parquet").save(tmp_path / "clicks.json")
+    with pytest.raises(NotParquet, match=r"It is a manifest, .*: fb\.Manifest\.load\(NAME\) reads it"):
+        fb.scan(tmp_path / "clicks.json")
+
+
 @pytest.mark.parametrize(
     ("reader", "name", "kind"),
     [(csv.read_csv, "a.csv", "CSV"), (json.read_json, "a.jsonl", "JSON Lines"), (orc.read_table, "a.orc", "ORC"),
