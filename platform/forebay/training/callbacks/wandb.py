@@ -42,7 +42,7 @@ class WandB(Tracker):
         is_online = (mode or self._wandb.setup().settings.mode) == "online"
         if is_online and not self._wandb.login(prompt=False, verify=False):
             raise InvalidOption(
-                "WandB() has no key of Weights & Biases. Run: wandb login. Or give mode='offline', and send the run "
+                "WandB() has no key of Weights & Biases. Run: wandb login. Or set WANDB_MODE=offline, and send the run "
                 "later with wandb sync.",
                 mode=mode,
             )
