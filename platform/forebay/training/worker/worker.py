@@ -294,14 +294,20 @@ class Worker:
         for no device. `EpochEnded` reports each metric's mean over the epoch's commits and all ranks. If a monitor
         rejects the steps since the newest checkpoint, all state returns to that checkpoint, as `restore` does.
 
-        Raises `BadJob` if no batch was drawn since the last commit, `InvalidOption` for a metric that is not a single
-        number, `Diverged` if a monitor rejects the steps after the newest checkpoint several times in a row, or ends
-        the run, as the one of `Job.nan_guard` does for a loss that is not finite.
+        Raises `BadJob` if no batch was drawn since the last commit, and for a metric that an evaluation has too,
+        `InvalidOption` for a metric that is not a single number, `Diverged` if a monitor rejects the steps after the
+        newest checkpoint several times in a row, or ends the run, as the one of `Job.nan_guard` does for a loss that is
+        not finite.
         """
         evaluator, found = self._evaluator, None
         if evaluator is not None and evaluator.is_due(self.step + 1, ends_epoch=self._progress.ends_epoch):
             found = self._evaluation_by(evaluator)
         evaluated = {} if found is None else found.metrics
+        if twice := sorted(metrics.keys() & evaluated.keys()):
+            raise BadJob(
+                f"the evaluation and commit() both have a metric {twice[0]!r}, and one would hide the other. Give the "
+                f"evaluation's another name, such as 'validation_{twice[0]}'."
+            )
         drawn = self._state.count_step(metrics, evaluated)
         metrics = {**metrics, **evaluated}
         self._checkpoints.raise_failed()

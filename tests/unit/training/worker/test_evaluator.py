@@ -246,6 +246,27 @@ def test_metric_that_no_evaluation_has_is_refused(make_spec: MakeSpec, alone: Ca
         alone(make_spec(eval_every=2, keep_best=KeepBest("auc")))
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "says"),
+    [
+        ({"loss": 5.0}, "both have a metric 'loss', .* such as 'validation_loss'"),
+        (None, "the evaluation returned None. Return metrics by name"),
+    ],
+)
+def test_an_evaluation_hides_no_metric_of_training(
+    make_spec: MakeSpec, make_recorder: Any, tmp_path: Path, evaluated: Any, says: str
+) -> None:
+    def commit_only(worker: Worker) -> None:
+        worker.setup(nn.Linear(3, 1), partial(torch.optim.SGD, lr=0.05))
+        worker.evaluate_with(lambda: evaluated)
+        for _ in worker.loader():
+            worker.commit(loss=1.0)
+
+    worker = Worker(make_spec(), SingleProcessCollective(), None, DirectoryStore(tmp_path), make_recorder())
+    with pytest.raises(BadJob, match=says):
+        worker.run(commit_only)
+
+
 def test_metrics_of_ranks_are_combined(make_spec: MakeSpec, ranks: Any, tmp_path: Path, make_recorder: Any) -> None:
     answers = ranks(3, run_as, make_spec(eval_every=5, max_steps=2), str(tmp_path / "run"), make_recorder, 0)
     found = evaluations_of(answers[0][0])
