@@ -414,7 +414,7 @@ def _send(storage: str, name: str, *, stop: str | None, target: int | None) -> t
 
 def _config(run: RunFolder, attempt: int) -> Mapping[str, Fact]:
     """Facts that a start has recorded, as soon as there are any."""
-    with suppress(InvalidOption):  # a damaged timeline is no fault of the run
+    with suppress(InvalidOption):  # a damaged timeline ends no request
         for start in reversed((load_timeline(run) or Timeline()).starts):
             if start.attempt == attempt:
                 return start.origin.config
