@@ -35,7 +35,8 @@ def no_run(storage: str, name: str) -> InvalidOption:
     """Error for a name that no run of a storage has."""
     location = resolve(storage)
     runs = sorted(_runs_of(location))
-    seen = f"Its runs are {', '.join(runs[:_NUM_NAMED])}" if runs else "It has no runs"
+    more = f" and {len(runs) - _NUM_NAMED} more" if len(runs) > _NUM_NAMED else ""
+    seen = f"Its runs are {', '.join(runs[:_NUM_NAMED])}{more}" if runs else "It has no runs"
     return InvalidOption(
         f"there is no run {name!r} in {location.uri}.{did_you_mean(name, runs)} {seen}. Give one of them, or another "
         "storage.",
