@@ -66,7 +66,7 @@ class _Process:
     """Indices of tests that it was given and that have not ended."""
     running: tuple[str, Location] | None = None
     has_all: bool = False
-    """Whether it was told that no test is left."""
+    """Whether no test was left when it asked."""
 
 
 class _Processes:
