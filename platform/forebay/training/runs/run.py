@@ -419,9 +419,11 @@ class Run:
             return
         self._saved_step = step
         try:
+            # This process may have been suspended since the fence's last question: the steps of a later attempt stay.
+            self._fence.ask()
             save_result(self.result)
-        except WriteFailed as error:  # the next one saves it, or the end of the epoch says so
-            log.warning("The steps of run %r are not saved yet (%s).", self.name, error)
+        except (OSError, WriteFailed) as error:  # the next one saves it, or the end of the epoch says so
+            log.warning("The steps of run %r are not saved yet (%s).", self.name, redact(str(error)))
         self._next_save = began + 20 * (time.monotonic() - began)
 
     def _save_now(self, *, is_result: bool = True) -> None:

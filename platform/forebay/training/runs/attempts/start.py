@@ -177,13 +177,15 @@ class _Starter:
 
     def _listen(self, newest: Claim) -> float:
         """Seconds since the last new heartbeat of the attempt."""
+        asked_at = time.monotonic()
         heartbeat = self._files.heartbeat(newest.number) or _NO_HEARTBEAT
         if self._watched is None or self._watched.token != newest.token:
             self._watched, self._first, self._last, self._heard_at = newest, heartbeat, heartbeat, time.monotonic()
         elif heartbeat != self._last or self._unread_since is not None:
             # Storage that did not answer here may not have taken its heartbeats either.
             self._last, self._heard_at = heartbeat, time.monotonic()
-        return time.monotonic() - self._heard_at
+        # Up to the question, not to its answer: this process may have been suspended in between.
+        return max(asked_at - self._heard_at, 0.0)
 
     def _say(self, newest: Claim, silent_s: float) -> None:
         last = self._last

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
+from types import SimpleNamespace
 
 import pytest
 
@@ -184,6 +185,23 @@ def test_silence_counts_only_while_storage_answers(run: str, monkeypatch: pytest
     monkeypatch.setattr(AttemptFiles, "heartbeat", heartbeat)
     ended = start_attempt(run, StartPolicy(follow=True, takeover_s=100.0), lambda _: None)
     assert isinstance(ended, FollowedEnd), "the attempt was taken over for the silence of storage"
+
+
+def test_a_follower_that_was_suspended_takes_over_no_living_attempt(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, now = on_another_machine(run), [0.0]
+    monkeypatch.setattr(start, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    read = AttemptFiles.heartbeat
+
+    def suspended(asked: AttemptFiles, number: int) -> AttemptHeartbeat | None:
+        found = read(asked, number)
+        now[0] += 300.0  # while the answer is on its way
+        if now[0] > 1500.0:
+            files.end(1, AttemptEnd(how="finished"))
+        files.beat(1, AttemptHeartbeat(number=1 + int(now[0] // 600.0)))  # each is seen twice
+        return found
+
+    monkeypatch.setattr(AttemptFiles, "heartbeat", suspended)
+    assert isinstance(start_attempt(run, FOLLOW, lambda _: None), FollowedEnd)
 
 
 def test_a_run_that_is_followed_and_goes_is_not_begun_anew(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
