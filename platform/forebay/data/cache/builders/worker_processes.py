@@ -6,6 +6,7 @@ writes the block's file, and this process maps it.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import math
@@ -41,6 +42,7 @@ PROGRAM = Program(
 )
 _MOST_DEATHS = 3
 """Workers that may die while they build one block."""
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 _START_S = 60.0
 _POLL_S = 0.01
 KEPT_S = 10.0
@@ -138,35 +140,39 @@ class DatasetProcesses:
     def build(self, index: int, counters: Counters) -> FromWorker | None:
         """Build block `index` in a worker process.
 
-        None if none is ready: the caller builds it. Raises the errors of the build, `Cancelled` after `close`, and
-        `ReadFailed` if it ends three workers.
+        None if none is ready, or this process has no descriptor left: the caller builds it. Raises the errors of the
+        build, `Cancelled` after `close`, and `ReadFailed` if it ends three workers, or one and no other is ready.
         """
-        for deaths in range(_MOST_DEATHS):
+        deaths = 0
+        while deaths < _MOST_DEATHS and not self._is_refused:
             # What has ended a worker must not end the trainer: the next try waits for another worker.
-            if self._is_refused or (worker := self._take(_START_S if deaths else 0.0)) is None:
-                if deaths:
-                    break
-                return None
+            if (worker := self._take(_START_S if deaths else 0.0)) is None:
+                break
             try:
                 return self._build_in(worker, index, counters)
-            except (EOFError, OSError):
+            except (EOFError, OSError) as error:
                 if self._processes.is_closed:
                     raise Cancelled("the data workers were closed") from None
+                if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:  # the worker lives on
+                    break
+                deaths += 1
                 _pool.remove(worker)
             finally:
                 _pool.put_back(worker)
-        row_group = self._dataset.manifest[index]
+        if not deaths:
+            return None
+        row_group, others = self._dataset.manifest[index], "" if deaths == _MOST_DEATHS else ", and no other is ready"
         raise ReadFailed(
-            f"{_MOST_DEATHS} data workers ended while they built row group {row_group.index} of {row_group.uri}: out "
-            f"of memory, a crash of native code, or a file that is being cut. Set {WORKERS_VARIABLE}=threads to build "
-            "it in the trainer and look there.",
+            f"{deaths} data worker{'s' if deaths > 1 else ''} ended at row group {row_group.index} of "
+            f"{row_group.uri}{others}: out of memory, a crash of native code, or a file that is being cut. Set "
+            f"{WORKERS_VARIABLE}=threads to build it in the trainer and look there.",
             uri=row_group.uri,
             row_group=row_group.index,
         )
 
     def _take(self, wait_s: float) -> _Worker | None:
         give_up = time.monotonic() + wait_s
-        while (worker := _pool.take(self._processes.number)) is None and time.monotonic() < give_up:
+        while (worker := _pool.take(self._processes.number)) is None and time.monotonic() < give_up and _pool.may_start:
             if self._processes.is_closed:
                 raise Cancelled("the data workers were closed")
             time.sleep(_POLL_S)
@@ -185,7 +191,7 @@ class DatasetProcesses:
                 return None
             if reply == "raised":
                 return None
-            block = map_descriptor(recv_handle(line)) if isinstance(reply, MemoryFile) else None
+            block = map_descriptor(_received(line)) if isinstance(reply, MemoryFile) else None
         finally:
             self._processes.end(line)
         worker.idle.append(line)
@@ -306,6 +312,11 @@ class _Pool:
                 for worker in self._workers:
                     worker.keep(KEPT_S)
 
+    @property
+    def may_start(self) -> bool:
+        """Whether a worker is there, or one may still start."""
+        return bool(self._workers) or not self._is_refused
+
     def take(self, number: int) -> _Worker | None:
         """Take the least busy of the first `number` workers. None if none is ready."""
         with self._changed:
@@ -395,6 +406,14 @@ def _fork(server: ForkServer) -> _Worker:
     with suppress(OSError):  # it has ended already, which the first look at it tells
         control.send(os.getpid())
     return _Worker(control)
+
+
+def _received(line: Connection) -> int:
+    """Descriptor that a worker has sent. Raises `OSError`."""
+    try:
+        return recv_handle(line)
+    except RuntimeError as error:  # the message came without it
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
 
 def _shut_down(line: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
@@ -37,6 +38,7 @@ from forebay.runtime.metrics import Counters
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
 WORKERS = DataWorkers(core_share=1.0, num_reads=4)
+ONE = DataWorkers(core_share=1e-3, num_reads=4)
 KINDS = Transform(
     x=Dense(["x0", "x1"]),
     id=Dense("id", dtype="float64"),
@@ -182,9 +184,45 @@ def test_a_block_that_ends_three_workers_is_named(manifest: Manifest, cache: Dis
     transform = Transform(fn=crash, version="1")
     with closing(LocalSource(Dataset(manifest, transform), cache, counters=Counters(), workers=WORKERS)) as source:
         ready()
-        with pytest.raises(ReadFailed, match=r"3 data workers ended while they built row group 1 of .*b\.parquet"):
+        with pytest.raises(ReadFailed, match=r"3 data workers ended at row group 1 of .*b\.parquet: out"):
             source.request(3).result(60)
         assert source.request(0).result(60).rows == 30, "the source goes on"
+
+
+def test_a_block_that_ends_the_last_worker_waits_for_none(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(row_group: pa.Table) -> dict[str, Any]:
+        os._exit(11)
+
+    def refuse() -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    transform = Transform(fn=crash, version="1")
+    with closing(LocalSource(Dataset(manifest, transform), None, counters=Counters(), workers=ONE)) as source:
+        ready()
+        monkeypatch.setattr(worker_processes._pool._server, "post_fork", refuse)
+        began = time.monotonic()
+        with pytest.raises(ReadFailed, match=r"^1 data worker ended at row group 1 of .*, and no other is ready: out"):
+            source.request(3).result(120)
+        assert time.monotonic() - began < worker_processes._START_S
+
+
+@pytest.mark.parametrize("at", ["open a line", "receive a block"])
+def test_without_a_descriptor_threads_build_and_workers_stay(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def refuse(*_: object) -> None:
+        if at == "open a line":
+            raise OSError(errno.EMFILE, "Too many open files")
+        raise RuntimeError("received 0 items of ancdata")
+
+    with closing(LocalSource(Dataset(manifest, KINDS), None, counters=Counters(), workers=ONE)) as source:
+        (pid,) = ready()
+        if at == "open a line":
+            monkeypatch.setattr("forebay.runtime.fork_server.socket.socketpair", refuse)
+        else:
+            monkeypatch.setattr(worker_processes, "recv_handle", refuse)
+        assert source.request(3).result(60).rows == 40
+        assert left() == [pid]
 
 
 def test_a_file_that_is_cut_while_it_is_decoded_ends_no_trainer(
