@@ -131,11 +131,13 @@ class _Renewal:
     def acquire(self, on_wait: Callable[[str], None]) -> None:
         seen, seen_at, is_waiting = "", 0.0, False
         while True:
+            asked_at = time.monotonic()
             found = self._read()
             if found != seen:
                 # By this machine's own clock: clocks of two machines differ.
                 seen, seen_at = found, time.monotonic()
-            if found and time.monotonic() - seen_at < self._times.expires_s:
+            # Up to the question: this process may have been suspended since, while the holder renewed.
+            if found and asked_at - seen_at < self._times.expires_s:
                 if not is_waiting:
                     is_waiting = True
                     on_wait(found.partition(" ")[2])
@@ -151,8 +153,9 @@ class _Renewal:
         self._stop.set()
         if self._thread.is_alive():  # none began, if there was no room for one
             self._thread.join()
-        if not self.is_lost:
-            with suppress(OSError):
+        with suppress(OSError):
+            # Another one may have it since the last renewal, if this process was suspended.
+            if self._read().startswith(self._token):
                 self._file.fs.delete_file(self._file.path)
 
     def _renew(self) -> None:

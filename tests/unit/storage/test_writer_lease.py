@@ -4,14 +4,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from forebay.errors import WriteFailed
 from forebay.storage import writer_lease
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import find_small, read_small, write_atomically
 from forebay.storage.file_lock import try_lock
-from forebay.storage.filesystem import below, resolve
+from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.private_folder import MountPoint
 from forebay.storage.writer_lease import LEASE_NAME, LeaseTimes, hold_lease
 
@@ -74,6 +75,32 @@ def test_a_lease_in_a_store_expires_and_its_holder_notices() -> None:
             lease.check()
     with hold_lease(folder, ignore, slow) as lease:
         lease.check()
+
+
+def test_a_holder_that_was_suspended_leaves_the_lease_of_another() -> None:
+    folder, name = f"memory://{time.time_ns()}/f", LEASE_NAME
+    slow = LeaseTimes(renew_s=60.0, expires_s=120.0, settle_s=0.0)
+    with hold_lease(folder, ignore, slow):  # it ends before it renews
+        write_atomically(below(folder, name), b"another-1 pid 7 on far")
+    assert read_small(resolve(below(folder, name))) == b"another-1 pid 7 on far"
+
+
+def test_a_suspended_look_takes_no_lease_that_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease, now = resolve(below(f"memory://{time.time_ns()}/f", LEASE_NAME)), [0.0]
+    write_atomically(lease, b"another-1 pid 7 on far")
+    looks = iter(range(4))
+
+    def look(_: Location) -> bytes | None:
+        found = find_small(lease)
+        now[0] += 600.0  # while the answer is on its way
+        if next(looks) % 2:  # each renewal is seen twice
+            write_atomically(lease, b"another-%d pid 7 on far" % now[0])
+        return found
+
+    monkeypatch.setattr(writer_lease, "find_small", look)
+    monkeypatch.setattr(writer_lease, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    with pytest.raises(StopIteration):
+        writer_lease._Renewal(lease, QUICK).acquire(ignore)
 
 
 def test_locks_that_reach_no_other_machine_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
