@@ -49,6 +49,7 @@ class Fence:
     def __init__(self, files: AttemptFiles | None, claim: Claim | None, lock: FileLock | None = None) -> None:
         self._files, self._claim, self._lock = files, claim, lock
         self._heartbeat = AttemptHeartbeat(number=0)
+        self._is_unheard = False
         self._end: Fenced | WriteFailed | None = None
         self._asks_since: float | None = None
         self._gone_since: float | None = None
@@ -230,4 +231,15 @@ class Fence:
         assert self._files is not None
         assert self._claim is not None
         self._heartbeat = replace(self._heartbeat, number=self._heartbeat.number + 1)
-        self._files.beat(self._claim.number, self._heartbeat)
+        try:
+            self._files.beat(self._claim.number, self._heartbeat)
+        except OSError as error:  # requests are obeyed all the same
+            if not self._is_unheard:
+                log.warning(
+                    "Storage refuses the heartbeats of this run (%s). A start elsewhere would take it over: make room "
+                    "or give access.",
+                    redact(str(error)),
+                )
+            self._is_unheard = True
+        else:
+            self._is_unheard = False

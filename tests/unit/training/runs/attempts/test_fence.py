@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,22 @@ def test_thread_beats_and_finds_the_later_attempt(run: str, held: Fence, monkeyp
     until(lambda: is_fenced(held))
     held.release(AttemptEnd(how="finished"))
     assert files.ended(1) is None
+
+
+def test_refused_heartbeats_are_told_once_and_delay_no_request(
+    held: Fence, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fence_module, "ASK_S", 0.01)
+    monkeypatch.setattr(AttemptFiles, "beat", refuse)
+    rounds: list[int] = []
+    held.watch(lambda: rounds.append(1))
+    until(lambda: len(rounds) > 3)
+    held.check()
+    held.release(AttemptEnd(how="finished"))
+    assert caplog.text.count("Storage refuses the heartbeats of this run ([Errno 28] No space left on device)") == 1
 
 
 def test_result_waits_until_storage_answers(run: str, held: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
