@@ -179,6 +179,7 @@ class _Sender:
         self._title = type(tracker).__name__
         self._changed = threading.Condition()
         self._unsent: list[Entry] = []
+        self._num_dropped = 0
         self._ending: tuple[EndState, str] | None = None
         self._is_open = self._is_warned = self._is_left = False
         self._told = set[tuple[str, str]]()
@@ -187,7 +188,9 @@ class _Sender:
     def add(self, entries: Sequence[Entry]) -> None:
         with self._changed:
             self._unsent.extend(entries)
-            del self._unsent[:-MOST_UNSENT]
+            dropped = max(len(self._unsent) - MOST_UNSENT, 0)
+            del self._unsent[:dropped]
+            self._num_dropped += dropped
 
     def end(self, state: EndState, reason: str) -> None:
         """Send everything that is left, and the end."""
@@ -213,7 +216,7 @@ class _Sender:
                 self._changed.wait_for(lambda: self._ending is not None or self._is_left, pause_s)
                 if self._is_left:
                     return
-                entries, ending = list(self._unsent), self._ending
+                entries, ending, self._num_dropped = list(self._unsent), self._ending, 0
             error = error_of(partial(self._send, entries, ending))
             pause_s = SEND_EVERY_S
             if error is not None:
@@ -258,8 +261,10 @@ class _Sender:
 
     def _forget(self, number: int) -> None:
         with self._changed:
-            # Some of them may have been dropped meanwhile, as too many.
-            del self._unsent[:number]
+            # The oldest may have been dropped since they were taken, as too many.
+            dropped = min(self._num_dropped, number)
+            self._num_dropped -= dropped
+            del self._unsent[: number - dropped]
 
     def _warn_of(self, entry: Entry, error: Exception) -> None:
         kind = type(entry).__name__, getattr(entry, "name", "")

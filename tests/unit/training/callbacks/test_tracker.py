@@ -295,6 +295,29 @@ def test_a_tracker_that_cannot_be_reached_is_warned_about_once(
     assert callback.ended == ("finished" if comes_back else None)
 
 
+def test_what_is_reported_while_a_full_queue_is_sent_is_sent_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracker_module, "MOST_UNSENT", 3)
+    monkeypatch.setattr(tracker_module, "SEND_EVERY_S", 0.01)
+    is_sending, is_reported = threading.Event(), threading.Event()
+
+    class SlowTracker(AbsentTracker):
+        def write(self, entries: Sequence[Entry]) -> None:
+            super().write(entries)
+            is_sending.set()
+            assert is_reported.wait(60)
+
+    callback, control = SlowTracker(), Control()
+    callback.is_up = True
+    callback(started(), control)
+    callback(reported(1, 0.5), control)
+    assert is_sending.wait(60)
+    for step in range(2, 5):  # the queue is full, and drops step 1
+        callback(reported(step, 0.5), control)
+    is_reported.set()
+    callback(FINISHED, control)
+    assert [entry.step for entry in callback.written if isinstance(entry, StepMetrics)] == [1, 2, 3, 4]
+
+
 def test_a_server_that_is_away_and_one_that_hangs(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
