@@ -20,7 +20,7 @@ from forebay.training.runs.result import Result, save_result
 MOST_LOADED = 100
 """Modules of the package that a command about jobs may load."""
 HEAVY = ("torch", "ray", "pandas", "numba", "pyarrow.dataset")
-MOST_MODULES = {"cold batch": 64, "cached batch": 49, "run": 76, "commit": 45}
+MOST_MODULES = {"cold batch": 64, "cached batch": 49, "run": 76, "commit": 46}
 
 
 def test_trips_stay_short(repository: Path, tmp_path: Path) -> None:
