@@ -31,6 +31,7 @@ from forebay.sweep.space import (
     example_value,
     parse_domain,
     validate_domain,
+    without_addresses,
 )
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import RESULT_FACTS, TrialSpec
@@ -38,6 +39,7 @@ from forebay.training.driver.driver import named_driver
 from forebay.training.job.job import Job
 from forebay.training.job.recipe import Recipe
 from forebay.training.job.resources import Resources, settled, share_text
+from forebay.training.runs.job_facts import public_fact
 from forebay.training.runs.worker_spec import title_of as name_of_function
 
 MAX_CHOICES = 8
@@ -84,6 +86,11 @@ class SweepSetup:
         To show and to compare.
         """
         return {name: domain_text(domain) for name, domain in self.domains.items()}
+
+    @property
+    def fixed_texts(self) -> dict[str, str]:
+        """Return parameter -> text of the value that all trials share, without credentials."""
+        return {name: without_addresses(f"{public_fact(name, value)}") for name, value in self.spec.fixed.items()}
 
     def with_gpus(self, supply: GpuSupply) -> SweepSetup:
         """Return the setup with the GPUs of each worker decided.

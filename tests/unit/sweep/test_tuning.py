@@ -14,7 +14,7 @@ from tests.unit.sweep.made import record, trial
 
 from forebay.errors import InvalidOption
 from forebay.runtime.gpus import GpuSupply
-from forebay.sweep.record.record import inexact_names, save_record
+from forebay.sweep.record.record import FILE_NAME, inexact_names, save_record
 from forebay.sweep.result import SweepResult
 from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
@@ -88,6 +88,29 @@ def test_a_sweep_that_goes_on_draws_from_what_it_began_with(job: Callable[..., J
     for space, trials, changed in (([1.0, 2.0], 5, "num_trials=4; this one has 5"), ([1.0], 4, "cpus=Choice")):
         with pytest.raises(InvalidOption, match=f"'ctr' was started with {changed}"):
             _validate_same_space(known, prepare(Sweep(job, {"cpus": space}, "loss", "min", num_trials=trials)))
+
+
+def test_a_sweep_that_goes_on_with_other_values_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bench = DriverBench(tmp_path)
+
+    def job(cpus: float = 1.0, data: str = "a", api_key: str = "sesame") -> Job:
+        assert data and api_key
+        return bench.job("x", resources=Resources(cpus=cpus))
+
+    def opened(**fixed: Any) -> str:
+        caplog.clear()
+        setup = prepare(Sweep(job, {"cpus": [1.0, 2.0]}, "auc", "max", fixed=fixed))
+        made = open_record(setup, "ctr", str(tmp_path))
+        made.put(trial("a", 0.5, state="finished", cpus=1.0))
+        save_record(made, str(tmp_path))
+        return caplog.text
+
+    assert opened(data="s3://KEY:sesame@lake/a", api_key="sesame") == ""
+    assert opened(data="s3://lake/a", api_key="other") == ""
+    assert "Sweep 'ctr' goes on with data=s3://lake/b (before: s3://lake/a). Trials that have" in opened(
+        data="s3://lake/b"
+    )
+    assert "sesame" not in Path(tmp_path, FILE_NAME).read_text()
 
 
 def test_the_result_of_a_sweep_that_goes_on_has_the_values_of_its_space(

@@ -175,8 +175,8 @@ class Record:
     `elapsed_s` is the running time of the sweep over all its starts. `started_at` is the Unix time of the first start.
     `deadline_at_s` is the deadline in running time: `deadline_s` after the newest `run_sweep`. `slots` is the number of
     workers that fit into the cluster. `log_axes` names the parameters with a logarithmic domain. `space` maps
-    parameters to texts of their domains. `num_trials` is the number of requested trials. `stopped` is the reason of an
-    early end.
+    parameters to texts of their domains, and `fixed` to texts of the values that all trials share. `num_trials` is the
+    number of requested trials. `stopped` is the reason of an early end.
     """
 
     name: str
@@ -189,6 +189,7 @@ class Record:
     slots: int | None = None
     log_axes: Sequence[str] = ()
     space: Mapping[str, str] = field(default_factory=dict)
+    fixed: Mapping[str, str] = field(default_factory=dict)
     num_trials: int = 0
     stopped: str | None = None
     trials: dict[str, TrialRecord] = field(default_factory=dict)

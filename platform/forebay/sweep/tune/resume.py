@@ -6,6 +6,7 @@ folder could run code in its next start. A trial's state is in its run, which is
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import deque
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Record, TrialRecord, load_record
 from forebay.sweep.setup import SweepSetup
 from forebay.sweep.space import Domain, is_log, listed_values, without_addresses
+
+log = logging.getLogger(__name__)
 
 _NUMBERED = re.compile(r"\w+_([0-9]{5,})")
 """Id of a trial that the random searcher draws: the end counts its draws."""
@@ -226,9 +229,11 @@ def open_record(setup: SweepSetup, name: str, path: str) -> Record:
         )
     backfill(record, path)
     _validate_same_space(record, setup)
+    if warning := _other_values(record, setup):
+        log.warning("%s", warning)
     for trial in list(record.trials.values()):
         record.put(with_drawn_values(trial, setup.domains))
-    record.space, record.num_trials = setup.space_texts, setup.sweep.num_trials
+    record.space, record.fixed, record.num_trials = setup.space_texts, setup.fixed_texts, setup.sweep.num_trials
     record.log_axes = [name for name, domain in setup.domains.items() if is_log(domain)]
     return record
 
@@ -248,6 +253,18 @@ def _validate_same_space(record: Record, setup: SweepSetup) -> None:
             name=record.name,
             changed=changed,
         )
+
+
+def _other_values(record: Record, setup: SweepSetup) -> str | None:
+    """Warning that other values are fixed than in the last start. None if they are the same."""
+    now = setup.fixed_texts
+    changed = [f"{name}={now[name]} (before: {was})" for name, was in record.fixed.items() if now.get(name, was) != was]
+    if not record.trials or not changed:
+        return None
+    return (
+        f"Sweep {record.name!r} goes on with {', '.join(changed)}. Trials that have ended were trained with the values "
+        "of before, and are compared with those that come. To train all with the new ones, give another name."
+    )
 
 
 def _draw_of(trial: TrialRecord, path: str) -> int:
