@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
+from multiprocessing.reduction import recvfds, sendfds
 from typing import Any, Literal
 
 Call = tuple[Literal["fork"], str] | tuple[Literal["kill"], int] | tuple[Literal["wait"], tuple[int, float]]
@@ -164,10 +164,9 @@ class ForkServer:
 
     def _send(self, request: Call, descriptor: int | None = None) -> None:
         assert self._connection is not None, "start() comes first"
-        assert self._process is not None
         self._connection.send(request)
         if descriptor is not None:
-            send_handle(self._connection, descriptor, self._process.pid)
+            send_descriptor(self._connection, descriptor)
 
     def _answer(self) -> Any:
         assert self._connection is not None
@@ -213,10 +212,38 @@ def socket_pair() -> Iterator[tuple[Connection, int]]:
     with _opening, contextlib.ExitStack() as undo:
         ours, theirs = socket.socketpair()
         with theirs:
+            for end in (ours, theirs):
+                end.setblocking(True)  # also after socket.setdefaulttimeout()
             connection = Connection(ours.detach())
             undo.callback(connection.close)
             yield connection, theirs.fileno()
             undo.pop_all()
+
+
+@contextlib.contextmanager
+def as_socket(connection: Connection) -> Iterator[socket.socket]:
+    """Socket of a connection. Opens no descriptor, of which this process may have none left."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, fileno=connection.fileno())
+    try:
+        line.setblocking(True)  # also after socket.setdefaulttimeout()
+        yield line
+    finally:
+        line.detach()
+
+
+def send_descriptor(connection: Connection, descriptor: int) -> None:
+    """Send a descriptor after a message that announces it.
+
+    The other end waits for it, and would take the next message for it.
+    """
+    with as_socket(connection) as line:
+        sendfds(line, [descriptor])
+
+
+def receive_descriptor(connection: Connection) -> int:
+    """Receive a descriptor. Raises `RuntimeError` if this process has none left."""
+    with as_socket(connection) as line:
+        return recvfds(line, 1)[0]
 
 
 def describe_exit(code: int) -> str:
@@ -260,7 +287,7 @@ def serve(descriptor: int, spawn: str) -> int:
                 case ("fork", str(folder)):
                     folders |= {folder} if folder else set()
                     _reap(workers)
-                    worker_end = recv_handle(connection)
+                    worker_end = receive_descriptor(connection)
                     pid = _forked(spawn, worker_end)
                     if pid == 0:
                         connection.close()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from tests.descriptors import no_descriptors
 
 from forebay.runtime.fork_server import ForkServer, Program, socket_pair
 
@@ -134,6 +137,36 @@ def test_no_descriptor_left_ends_no_other_worker(
             server.fork()
     second, _ = server.fork()
     assert (echo(first), echo(second)) == ("here", "here")
+
+
+@pytest.fixture
+def short_timeout() -> Iterator[None]:
+    socket.setdefaulttimeout(0.01)
+    yield
+    socket.setdefaulttimeout(None)
+
+
+@pytest.mark.usefixtures("short_timeout")
+def test_a_timeout_of_the_user_s_sockets_ends_no_wait(make_server: Callable[[], ForkServer]) -> None:
+    server = make_server()
+    first, _ = server.fork()
+    second = server.post_fork()
+    assert [os.get_blocking(each.fileno()) for each in (first, second)] == [True, True]
+    assert (echo(first), echo(second)) == ("here", "here")
+
+
+@pytest.mark.parametrize("but", range(4))
+def test_the_last_descriptors_are_enough_or_end_no_other_worker(
+    make_server: Callable[[], ForkServer], but: int
+) -> None:
+    server = make_server()
+    first, _ = server.fork()
+    second = first
+    refused = pytest.raises(OSError, match="Too many open files") if but < 2 else nullcontext()
+    with no_descriptors(but=but), refused:
+        second, _ = server.fork()
+    third = server.post_fork()
+    assert [echo(each) for each in (first, second, third)] == ["here"] * 3
 
 
 def test_a_fork_that_fails_ends_no_other_worker(make_server: Callable[[str], ForkServer]) -> None:

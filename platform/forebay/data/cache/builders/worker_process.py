@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Literal, TypeAlias
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import ForebayError
 from forebay.runtime.foreign_code import begin
+from forebay.runtime.fork_server import receive_descriptor, send_descriptor
 from forebay.runtime.metrics import Counters
 from forebay.storage.retry import ReadPolicy
 
@@ -103,7 +103,7 @@ def main(descriptor: int) -> None:
     owner = Connection(descriptor)
     # Also where a thread is inside a read that never returns, or native code that holds the GIL for long.
     with suppress(EOFError, OSError):
-        worker = _Builds(owner.recv())
+        worker = _Builds()
         owner.send(os.getpid())
         end_at = math.inf
         while time.monotonic() < end_at or worker.num_busy:
@@ -113,7 +113,7 @@ def main(descriptor: int) -> None:
                 continue
             request: Literal["line"] | float = owner.recv()
             if request == "line":
-                line = Connection(recv_handle(owner))
+                line = Connection(receive_descriptor(owner))
                 begin(threading.Thread(target=worker.serve, args=(line,), name="forebay-data", daemon=True))
             else:
                 worker.record_stored()
@@ -125,8 +125,7 @@ def main(descriptor: int) -> None:
 class _Builds:
     """Builders of one process, one for each dataset and thread."""
 
-    def __init__(self, owner_pid: int) -> None:
-        self._owner_pid = owner_pid
+    def __init__(self) -> None:
         self._cores = CpuShare(1)
         self._caches: dict[CacheOptions, DiskCache] = {}
         self._options: dict[str, tuple[DiskCache | None, BuildOptions]] = {}
@@ -209,7 +208,7 @@ class _Builds:
         with os.fdopen(descriptor, "wb") as file:
             write_block(file, block, "", "")
             file.flush()
-            send_handle(line, descriptor, self._owner_pid)
+            send_descriptor(line, descriptor)
 
     def _make_builder(self, name: str, dataset: Dataset, counters: Counters) -> BlockBuilder:
         cache, options = self._options[name]

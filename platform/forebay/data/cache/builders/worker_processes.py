@@ -19,7 +19,6 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
 
 from forebay.data.cache.block_file import map_descriptor
 from forebay.data.cache.builders.block_builder import FromWorker
@@ -29,7 +28,15 @@ from forebay.data.cache.builders.worker_process import CacheOptions, MemoryFile,
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import Cancelled, ReadFailed
-from forebay.runtime.fork_server import ForkServer, ForkServerLost, Program, socket_pair
+from forebay.runtime.fork_server import (
+    ForkServer,
+    ForkServerLost,
+    Program,
+    as_socket,
+    receive_descriptor,
+    send_descriptor,
+    socket_pair,
+)
 from forebay.runtime.metrics import Counters
 from forebay.runtime.pickling import NotPicklable
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
@@ -248,7 +255,7 @@ class _Worker:
             return self.idle.pop()
         with socket_pair() as (line, theirs), self.sending:
             self.control.send("line")
-            send_handle(self.control, theirs, self.pid)
+            send_descriptor(self.control, theirs)
         return line
 
     def keep(self, idle_s: float) -> None:
@@ -402,23 +409,20 @@ def _busy(worker: _Worker) -> int:
 
 def _fork(server: ForkServer) -> _Worker:
     server.start()
-    control = server.post_fork()
-    with suppress(OSError):  # it has ended already, which the first look at it tells
-        control.send(os.getpid())
-    return _Worker(control)
+    return _Worker(server.post_fork())
 
 
 def _received(line: Connection) -> int:
     """Descriptor that a worker has sent. Raises `OSError`."""
     try:
-        return recv_handle(line)
+        return receive_descriptor(line)
     except RuntimeError as error:  # the message came without it
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
 
 
 def _shut_down(line: Connection) -> None:
     """End the wait of a thread for an answer."""
-    with suppress(OSError), socket.socket(fileno=os.dup(line.fileno())) as end:
+    with suppress(OSError), as_socket(line) as end:
         end.shutdown(socket.SHUT_RDWR)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.errors import CacheUnusable
+from forebay.runtime.uris import SCHEME
 from forebay.storage.file_lock import FileLock, try_lock
 from forebay.storage.private_folder import mount_of, unsafe_folder, unsafe_path
 
@@ -25,7 +26,7 @@ _NUM_STRIPES = 256
 
 def local_folder(path: str | os.PathLike[str]) -> Path:
     """Absolute path of a cache. Raises `CacheUnusable` for a URI."""
-    if "://" in os.fspath(path):
+    if SCHEME.match(os.fspath(path)):
         raise CacheUnusable(
             f"cache directory {os.fspath(path)} is a URI. Name a directory on a local disk, or set cache=None to train "
             "without a cache.",

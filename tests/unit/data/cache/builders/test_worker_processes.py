@@ -7,19 +7,21 @@ import os
 import pickle
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.descriptors import no_descriptors
 from tests.waiting import until
 
 from forebay.data.cache.builders import worker_processes
@@ -220,9 +222,33 @@ def test_without_a_descriptor_threads_build_and_workers_stay(
         if at == "open a line":
             monkeypatch.setattr("forebay.runtime.fork_server.socket.socketpair", refuse)
         else:
-            monkeypatch.setattr(worker_processes, "recv_handle", refuse)
+            monkeypatch.setattr(worker_processes, "receive_descriptor", refuse)
         assert source.request(3).result(60).rows == 40
         assert left() == [pid]
+
+
+def test_a_timeout_of_the_user_s_sockets_ends_no_worker(manifest: Manifest) -> None:
+    socket.setdefaulttimeout(0.01)
+    try:
+        with closing(LocalSource(Dataset(manifest, PIDS), None, counters=Counters(), workers=ONE)) as source:
+            (pid,) = ready()
+            blocks = [source.request(index).result(60) for index in (0, 1, 3, 4)]
+            assert {each for block in blocks for each in block.arrays["pid"].tolist()} == {pid}
+            assert left() == [pid]
+    finally:
+        socket.setdefaulttimeout(None)
+
+
+def test_a_line_that_has_no_descriptor_leaves_the_worker_as_it_was(manifest: Manifest) -> None:
+    with closing(LocalSource(Dataset(manifest, KINDS), None, counters=Counters(), workers=ONE)) as source:
+        (pid,) = ready()
+        worker = worker_processes._pool._workers[0]
+        for but in range(4):
+            refused = pytest.raises(OSError, match="Too many open files") if but < 2 else nullcontext()
+            with no_descriptors(but=but), refused:
+                worker.line().close()
+        assert source.request(3).result(60).rows == 40
+        assert (left(), worker.num_busy, len(worker.idle)) == ([pid], 0, 1)
 
 
 def test_a_file_that_is_cut_while_it_is_decoded_ends_no_trainer(

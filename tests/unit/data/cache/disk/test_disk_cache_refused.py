@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.descriptors import no_descriptors
 
 from forebay.data.cache.disk import directory
 from forebay.data.cache.disk.directory import CacheDirectory, new_part
@@ -23,20 +22,6 @@ from forebay.errors import CacheUnusable, InvalidOption
 from forebay.runtime.metrics import Counters
 from forebay.storage.file_lock import try_lock
 from forebay.storage.private_folder import MountPoint
-
-
-@contextmanager
-def no_descriptors(*, but: int = 0) -> Iterator[None]:
-    """Let this process open no more files than `but`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = [os.open("/dev/null", os.O_RDONLY) for _ in range(but + 1)]
-    for fd in free:
-        os.close(fd)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_without_descriptors_a_lock_says_so(cache: DiskCache, key_of: Callable[[object], str]) -> None:
@@ -63,10 +48,11 @@ def test_a_folder_that_cannot_be_looked_into(
         cache.get(key_of(1))
 
 
-def test_a_uri_is_no_directory() -> None:
+def test_a_uri_is_no_directory(tmp_path: Path) -> None:
     for make in (lambda uri: DiskCache(uri, quota_bytes=1), lambda uri: CacheSpec(path=uri).open()):
         with pytest.raises(CacheUnusable, match="s3://bucket/cache is a URI. Name a directory on a local disk"):
             make("s3://bucket/cache")
+    assert CacheSpec(path=f"{tmp_path}/at://home").directory == f"{tmp_path}/at:/home"
 
 
 def test_a_lock_in_a_removed_directory(cache: DiskCache, key_of: Callable[[object], str]) -> None:
