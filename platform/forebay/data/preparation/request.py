@@ -10,6 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -59,7 +60,7 @@ def preparation_options(
     *, key: str | Sequence[str], fit: Fit | Sequence[Fit], fit_on: Any, **others: Any
 ) -> PreparationOptions:
     """Options from arguments as users give them."""
-    if not isinstance(key, Sequence):
+    if not isinstance(key, Iterable) or isinstance(key, AbstractSet):
         raise InvalidOption(f"key={key!r}: give the name of a column, or a sequence of names.")
     if isinstance(others["inputs"], str):
         others["inputs"] = (others["inputs"],)
@@ -184,8 +185,10 @@ def _check_arguments(name: str, function: Callable[..., Any], arguments: Mapping
             f"{', '.join(_OPTIONS)}.",
             argument=unknown[0],
         )
-    needed = [each for each in parameters.values() if each.default is each.empty and each.kind in _BY_NAME]
-    if missing := [each.name for each in needed if each.name not in arguments]:
+    # Of a decorator itself: it may give the function that it wraps an argument of its own.
+    called = inspect.signature(function, follow_wrapped=False).parameters.values()
+    needed = [each.name for each in called if each.default is each.empty and each.kind in _BY_NAME]
+    if missing := [each for each in needed if each not in arguments]:
         fix = " It is the name of an option: rename it." if missing[0] in _OPTIONS else f" Add {missing[0]}=..."
         raise InvalidOption(
             f"{name} needs its argument {missing[0]}, and the preparation was given none.{fix}",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -7,7 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -271,6 +274,8 @@ def test_what_cannot_be_prepared(clicks: Path, tmp_path: Path) -> None:
         fb.prepare("clicks", into=str(into), inputs=[])  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=r"cheap needs its argument root, .* Add root=\.\.\."):
         fb.prepare(cheap, into=str(into), inputs=[])
+    with pytest.raises(InvalidOption, match=r"key=\{'row'\}: give the name of a column"):
+        make(clicks, into, key={"row"})
     with pytest.raises(InvalidOption, match="needs its argument key, .* rename it"):
         fb.prepare(lambda key: [], key="a", into=str(into), inputs=[], version="1")
     assert all(found is None for _, found in list_prepared(str(into)))
@@ -281,6 +286,31 @@ def test_an_argument_of_neither_is_refused(clicks: Path, tmp_path: Path, name: s
     says = rf"{name}= is neither an option of a preparation nor an argument of .*cheap\. Did you mean '{meant}'\?"
     with pytest.raises(InvalidOption, match=says):
         make(clicks, tmp_path / "into", **{name: 1})
+
+
+def with_most(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(**arguments: Any) -> Any:
+        return function(most=50.0, **arguments)
+
+    return call
+
+
+@with_most
+def below_most(most: float, root: Path) -> Iterator[pa.Table]:
+    return cheap(root, most)
+
+
+def test_a_decorator_may_give_arguments_and_an_index_names_columns(clicks: Path, tmp_path: Path) -> None:
+    prepared = fb.prepare(
+        below_most,
+        root=clicks,
+        inputs=[str(clicks)],
+        key=pd.Index(["row"]),
+        into=str(tmp_path),
+        version="1",
+    )
+    assert (0 < prepared.rows < 1000, prepared.key) == (True, ("row",))
 
 
 def test_a_prepared_copy_that_was_lost_fits_the_cursor(clicks: Path, tmp_path: Path) -> None:
