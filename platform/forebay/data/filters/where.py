@@ -59,9 +59,8 @@ class Where:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             said = error.msg if isinstance(error, SyntaxError) else error
             equal = " Equal values are compared with ==." if re.search("(?<![<>=!])=(?!=)", text) else ""
-            words = [
-                each for each in re.findall(r"\w+", _QUOTED.sub("", text)) if iskeyword(each) and each not in _WORDS
-            ]
+            paths = re.findall(r"\w+(?:\.\w+)*", _QUOTED.sub("", text))
+            words = [path for path in paths if any(iskeyword(step) and step not in _WORDS for step in path.split("."))]
             named = f" Write column {words[0]!r} as col({words[0]!r})." if words else ""
             raise InvalidOption(
                 f"where={text!r:.200} cannot be read ({said}).{equal}{named} Write it as {_EXAMPLE}.", where=text

@@ -408,8 +408,9 @@ class Manifest:
                 f"fraction={fraction!r}: hold out a share between 0 and 1, e.g. 0.1.", fraction=fraction
             )
         if len(self) < 2:
+            where = self.uri_of(self.files[int(self.file_of[0])]) if len(self) else self.root
             raise InvalidOption(
-                f"{self.uri_of(self.files[0])} has {len(self)} row group, and a split holds out whole row groups. "
+                f"{where} has {len(self)} row group, and a split holds out whole row groups. "
                 "Write the data with smaller row groups (row_group_size=...), or hold out a file of its own.",
                 row_groups=len(self),
             )

@@ -108,6 +108,11 @@ def test_the_equals_sign_of_sql_is_answered(table: Path) -> None:
         scan(table, where="x = 3")
 
 
+def test_a_field_named_as_a_word_of_python_is_written_with_its_struct(table: Path) -> None:
+    with pytest.raises(InvalidOption, match=r" Write column 'user\.class' as col\('user\.class'\)\. "):
+        scan(table, where="user.class == 1.5")
+
+
 @pytest.mark.parametrize(("where", "hint"), [("class == 'if'", True), ("x > and label == 'if'", False)])
 def test_a_column_named_as_a_word_of_python_is_written_col(table: Path, where: str, hint: bool) -> None:
     with pytest.raises(InvalidOption, match="cannot be read") as found:

@@ -183,6 +183,8 @@ def test_split_needs_two_row_groups(memory_manifest: Make) -> None:
     with pytest.raises(InvalidOption, match="row_group_size") as caught:
         memory_manifest([100]).split(0.5)
     assert memory_manifest([100]).files[0].path in str(caught.value)
+    with pytest.raises(InvalidOption, match="has 0 row group"):
+        memory_manifest([100, 100]).take([]).split(0.5)
     with pytest.raises(InvalidOption, match="fraction='0.1': hold out a share"):
         memory_manifest([1, 2]).split("0.1")  # type: ignore[arg-type]
 
