@@ -78,10 +78,12 @@ class Comparison(NamedTuple):
     def matches_beyond_bounds(self, compared: Operand, *, is_field: bool) -> bool:
         """Whether rows may match of which the statistics of a file do not show that there are any.
 
-        These are NaN, and nulls of a field: Arrow 26 writes 0 of them where a struct is null above a dictionary.
+        These are NaN, and nulls of a field: Arrow 26 writes 0 of them where a struct is null above a dictionary of
+        texts. Dictionaries of numbers and times are written as plain values.
         """
         if self.op in (ast.Is, ast.IsNot):
-            return is_field and (self.op is ast.Is) != self.negated
+            is_counted = pa.types.is_primitive(compared.type) or pa.types.is_decimal(compared.type)
+            return is_field and not is_counted and (self.op is ast.Is) != self.negated
         differs = self.op in (ast.NotEq, ast.NotIn)
         return pa.types.is_floating(_plain(compared).type) and differs != self.negated
 

@@ -119,6 +119,12 @@ def test_fields_of_null_structs_are_null(write_table: Callable[..., Path], where
     assert manifest.keeps(0).tolist() == [True, False]
 
 
+@pytest.mark.parametrize(("kind", "may_hide"), [(pa.int8(), False), (pa.decimal128(9, 2), False), (pa.string(), True)])
+def test_nulls_of_numbers_in_structs_are_looked_up_in_statistics(kind: pa.DataType, may_hide: bool) -> None:
+    where, kinds = Where("s.x is None"), {"s": pa.struct([("x", kind)])}
+    assert where.bounds(kinds, "").equals(where.expression(kinds, "")) != may_hide
+
+
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.dictionary(pa.int8(), pa.large_string())], ids=str)
 def test_texts_of_every_layout(write_table: Callable[..., Path], kind: pa.DataType) -> None:
     path = write_table("a.parquet", pa.table({"x": pa.array(["a", "b", None]).cast(kind)}))
