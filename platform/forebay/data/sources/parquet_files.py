@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
+from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.other_formats import advice
 from forebay.data.sources.left_out import LeftOut, RealPaths, suffix_counts
 from forebay.data.sources.table_formats import TableSearch
@@ -80,6 +81,8 @@ def find_files(
         ReadFailed: Storage did not answer, or did not permit it. Or a link leads nowhere.
         InvalidOption: A name is no UTF-8, or a name of an object store is both an object and a folder.
     """
+    if isinstance(uri, Manifest):
+        raise InvalidOption("a Manifest was given, which is what a scan returns. Use it as it is, or scan its files.")
     if hasattr(uri, "columns"):  # of pandas, Polars or pyarrow
         raise InvalidOption(
             f"a {type(uri).__name__} in memory was given, and a scan reads files. Write it as Parquet with several row "

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import fs
 
+from forebay.data.manifest.manifest import Manifest
 from forebay.data.sources import parquet_files
 from forebay.data.sources.parquet_files import find_parquet
 from forebay.errors import InvalidOption, NoFiles, ReadFailed
@@ -120,6 +121,11 @@ def test_arrow_uris_are_percent_encoded_and_keep_their_options() -> None:
 def test_a_table_in_memory_is_no_file(make: Callable[[dict[str, list[int]]], object]) -> None:
     with pytest.raises(InvalidOption, match="in memory was given, and a scan reads files. Write it as Parquet"):
         find_parquet(make({"a": [1]}))  # type: ignore[arg-type]
+
+
+def test_a_manifest_is_no_table_in_memory(memory_manifest: Callable[[list[int]], Manifest]) -> None:
+    with pytest.raises(InvalidOption, match="a Manifest was given, which is what a scan returns"):
+        find_parquet(memory_manifest([1]))  # type: ignore[arg-type]
 
 
 def test_nothing_there_names_the_nearest_folder(tmp_path: Path) -> None:
