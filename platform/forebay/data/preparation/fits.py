@@ -112,6 +112,12 @@ class Fits:
                 'pyarrow.compute.field("split") == "train".'
             )
 
+    @property
+    def identity(self) -> str:
+        """Text of what is fitted. It changes when the same fits give other statistics."""
+        # 2: columns with quantiles have moments.
+        return f"{self.fits!r}" + (" 2" if any(isinstance(each, Quantiles) for each in self.fits) else "")
+
     def check_schema(self, schema: pa.Schema) -> None:
         """Check that every column can be fitted.
 

@@ -154,7 +154,7 @@ def plan_request(
         options={
             "key": repr(list(options.key)),
             "row_group_rows": str(options.row_group_rows),
-            "fit": repr(options.fits.fits),
+            "fit": options.fits.identity,
             "fit_on": _expression_identity(options.fits.on),
             "layout": f"{LAYOUT_VERSION} {ROW_GROUPS_PER_FILE}",
         },

@@ -82,6 +82,12 @@ def test_vocabularies_merge_and_leave_out_what_is_not_fitted_on() -> None:
     assert fits.vocabularies(parts) == fits.vocabularies(parts[::-1]) == {"city": ("b", "a"), "day": (20455,)}
 
 
+def test_a_dataset_whose_quantiles_had_no_moments_is_prepared_again() -> None:
+    moments, quantiles = Moments("price"), Quantiles("price")
+    assert Fits(fits=(moments,)).identity == repr((moments,))
+    assert Fits(fits=(moments, quantiles)).identity != repr((moments, quantiles))
+
+
 def test_fits_that_cannot_work() -> None:
     with pytest.raises(InvalidOption, match="keeps no value"):
         Vocabulary("a", min_count=0)
