@@ -66,7 +66,8 @@ class TrialSpec:
         Raises `BadJob`, also for a name that is not a parameter, and any exception of the function.
         """
         for name in config:
-            self.parameters.validate_name(name, "config")
+            if not name.startswith("__"):  # Tune's own, such as the `__trial_index__` of its Repeater
+                self.parameters.validate_name(name, "config")
         given = self._given(self.parameters.job, config)
         job = self.recipe(**given)
         if not isinstance(job, Job):

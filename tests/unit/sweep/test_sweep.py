@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ray import tune
+from ray.tune.search.repeater import TRIAL_INDEX
 
 from forebay.errors import BadJob, InvalidOption, MissingColumn
 from forebay.events import Event
@@ -165,6 +166,10 @@ class TestTask:
         spec = spec_of(sweep(job, {"seed": (1, 9)}, tmp_path))
         with pytest.raises(BadJob, match="config names 'sed', which is not a parameter. Did you mean 'seed'"):
             spec.job({"seed": 4, "sed": 5})
+
+    def test_what_tune_adds_to_a_config_is_no_parameter(self, job: JobFunction, tmp_path: Path) -> None:
+        spec = spec_of(sweep(job, {"seed": (1, 9)}, tmp_path))
+        assert spec.job({"seed": 4, TRIAL_INDEX: 0}).seed == 4
 
     def test_numbers_of_numpy_are_numbers(self, job: JobFunction, tmp_path: Path) -> None:
         spec = spec_of(sweep(job, {"seed": (1, 9)}, tmp_path))
