@@ -14,10 +14,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
     Restores the mode of each module: some layers, or all of them, may train in eval mode.
     """
-    trained = [module for module in model.modules() if module.training]
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
-        for module in trained:
-            module.training = True
+        for module, mode in modes:  # first those that contain others, whose mode they set
+            if module.training != mode:
+                module.train(mode)  # some merge adapters in eval mode, and undo it here
