@@ -227,15 +227,18 @@ def _values_are_no_placeholders() -> AbstractContextManager[None]:
     """Let values stand where Tune looks for placeholders.
 
     Before it draws, Tune puts a placeholder for every object in a list and for every function, and then looks for one
-    in each config. It fails for a number beside objects, and for every value of a trial that is resumed.
+    in each config. It fails for a number beside objects, for values of several forms that hold objects, and for every
+    value of a trial that is resumed.
     """
-    find = placeholder._get_placeholder  # noqa: SLF001
     tokens = (placeholder._FunctionResolver.TOKEN, placeholder._RefResolver.TOKEN)  # noqa: SLF001
 
-    def find_placeholder(config: object, prefix: tuple[Any, ...], path: tuple[Any, ...]) -> tuple[Any, Any]:
-        at, found = find(config, prefix, path)
-        is_one = isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str) and found[0] in tokens
-        return (at, found) if is_one else (None, None)
+    def find_placeholder(config: Any, prefix: tuple[Any, ...], path: tuple[Any, ...]) -> tuple[Any, Any]:
+        if isinstance(config, tuple) and len(config) == 2 and isinstance(config[0], str) and config[0] in tokens:
+            return prefix, config
+        keys = config if isinstance(config, dict) else range(len(config)) if isinstance(config, list | tuple) else ()
+        if path and path[0] in keys:
+            return find_placeholder(config[path[0]], (*prefix, path[0]), path[1:])
+        return None, None
 
     return _patched(placeholder, FIND, find_placeholder)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from ray import tune
 from ray.tune.execution import tune_controller
@@ -73,6 +74,16 @@ def test_a_value_of_a_resumed_trial_stays_as_it_is(value: Any) -> None:
             config = {"x": drawn["x"]["grid_search"][number], "y": drawn["y"]}
             resolve_placeholders(config, resolvers)
             assert config["x"] == one and config["y"] != drawn["y"]
+
+
+@pytest.mark.parametrize("value", [(), (1, 2), [1, 2], {"b": 1}, (np.ones(2), 3), 5])
+def test_values_of_another_form_stand_beside_objects_within_values(value: Any) -> None:
+    resolvers = create_resolvers_map()
+    inject_placeholders({"x": tune.choice([{"a": Path("a")}, (Path("b"), 1), value])}, resolvers)
+    config = {"x": value}
+    with tune_settings():
+        resolve_placeholders(config, resolvers)
+    assert config["x"] is value
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
