@@ -178,8 +178,9 @@ class Job:
             raise InvalidOption(f"reduction={self.reduction!r} is unknown. Choose one of {known}.")
         for option, (method, give) in PROTOCOLS.items():
             value = getattr(self, option)
-            for each in value if option == "monitors" else [value]:
-                if each is not None and (isinstance(each, type) or not hasattr(each, method)):
+            values = value if option == "monitors" else () if value is None else (value,)
+            for each in values:
+                if isinstance(each, type) or not hasattr(each, method):
                     raise InvalidOption(f"{option}={value!r:.200}: give {give}.", option=option)
         if self.batch is not None:
             self.batch.validate(self.reduction, self.data)

@@ -75,6 +75,7 @@ def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Dat
         ({"elastic": 3}, r"elastic=3: give fb\.Elastic"),
         ({"monitors": 3}, r"monitors=3: give a tuple"),
         ({"monitors": (3,)}, r"monitors=\(3,\): give monitors, such as fb\.monitors\.NanGuard\(\)"),
+        ({"monitors": (NanGuard(), None)}, r"monitors=.*None.*: give monitors"),
         ({"monitors": (NanGuard,)}, r"monitors=.*NanGuard.*: give monitors"),
         ({"batch": 64}, r"batch=64: give fb\.batch_size\.BatchSchedule"),
         ({"rate": "linear"}, r"rate='linear': give fb\.batch_size\.LinearScaling"),
