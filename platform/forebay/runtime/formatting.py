@@ -6,6 +6,7 @@ The same in the progress bar, the tables, the plots and errors.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -46,6 +47,14 @@ def near_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float 
 
     by_lower = {each.lower(): each for each in known}
     return [by_lower[each] for each in get_close_matches(name.lower(), list(by_lower), n=most, cutoff=cutoff)]
+
+
+def without_addresses(text: str) -> str:
+    """`text` without memory addresses of functions and objects.
+
+    They differ in every process.
+    """
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def metric_text(value: float) -> str:

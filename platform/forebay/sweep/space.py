@@ -6,7 +6,6 @@ Plain ranges and lists, or domains of Ray Tune.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from forebay.errors import BadJob, InvalidOption
-from forebay.runtime.formatting import did_you_mean
+from forebay.runtime.formatting import did_you_mean, without_addresses
 from forebay.storage.credentials import has_credentials
 from forebay.training.job.coercion import coerce, name_of_type
 from forebay.training.job.recipe import Parameter, Recipe, parameters
@@ -188,14 +187,6 @@ def domain_text(domain: Domain) -> str:
         drawn = domain.domain
         text = f"{type(drawn).__name__}{drawn.domain_str} {_sampler_text(getattr(drawn, 'sampler', None))}".rstrip()
     return without_addresses(text)
-
-
-def without_addresses(text: str) -> str:
-    """`text` without memory addresses of functions and objects.
-
-    They differ in every process.
-    """
-    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def is_tune_domain(given: Any) -> bool:

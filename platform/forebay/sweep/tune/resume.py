@@ -18,11 +18,12 @@ from ray.tune.experiment.config_parser import _create_trial_from_spec, _make_par
 from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher, SearchGenerator
 
 from forebay.errors import InvalidOption, SweepFailed
+from forebay.runtime.formatting import without_addresses
 from forebay.storage.json_file import to_json
 from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Record, TrialRecord, load_record
 from forebay.sweep.setup import SweepSetup
-from forebay.sweep.space import Domain, is_log, listed_values, without_addresses
+from forebay.sweep.space import Domain, is_log, listed_values
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from forebay.data.transform.augment import as_augment
 from forebay.errors import JobMismatch
+from forebay.runtime.formatting import without_addresses
 from forebay.storage.credentials import redact, without_credentials
 from forebay.storage.json_file import Fact, to_json
 from forebay.training.job.job import Job
@@ -77,13 +78,15 @@ def public_fact(name: str, value: object) -> Fact:
 def _without_credentials(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_without_credentials(str(name)): _entry(str(name), each) for name, each in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, set | frozenset):  # in one order in all processes
+        return sorted(map(_without_credentials, value), key=str)
+    if isinstance(value, list | tuple):
         return [_without_credentials(each) for each in value]
     if isinstance(value, str):
         return redact(without_credentials(value) if "://" in value else value)
     if value is None or isinstance(value, bool | int | float):
         return value
-    return redact(str(value))
+    return redact(without_addresses(str(value)))
 
 
 def _entry(name: str, value: Any) -> Any:

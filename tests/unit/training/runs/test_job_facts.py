@@ -146,3 +146,16 @@ def test_a_run_that_goes_on_with_other_parameters_says_so(job: Job, caplog: pyte
     caplog.clear()
     with Run(replace(job, parameters={"lr": 0.5, "clip": 1})):
         assert "goes on" not in caplog.text
+
+
+def test_a_function_of_another_process_is_no_other_parameter(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    def same(address: str) -> Job:
+        of_a_process = type("Loss", (), {"__repr__": lambda _: f"<function mse at {address}>"})()
+        return replace(job, epochs=2, parameters={"loss": of_a_process})
+
+    with Run(same("0x7f00")) as run:
+        run.tell(EpochEnded(epoch=0, step=3, metrics={}, rows=12, seconds=1, wait_s=0, eval_s=0, checkpoint_s=0))
+    with Run(same("0x7fff")):
+        assert "goes on" not in caplog.text
+    # The order of a set is another one in each process.
+    assert public_fact("columns", set("hgfedcba")) == json.dumps(list("abcdefgh"))
