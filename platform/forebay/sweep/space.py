@@ -14,6 +14,7 @@ import numpy as np
 
 from forebay.errors import BadJob, InvalidOption
 from forebay.runtime.formatting import did_you_mean, without_addresses
+from forebay.runtime.uris import SCHEME
 from forebay.storage.credentials import has_credentials
 from forebay.training.job.coercion import coerce, name_of_type
 from forebay.training.job.recipe import Parameter, Recipe, parameters
@@ -264,7 +265,8 @@ def _values(name: str, given: Any) -> tuple[Any, ...]:
     values = tuple(given) if isinstance(given, list | tuple | range) else ()
     if not values:
         raise InvalidOption(f"space[{name!r}]={given!r} has no values. Give at least one.", parameter=name)
-    if any(has_credentials(text) for text in _texts(values)):
+    # Not in prose: of a question about a page, the rest would be options of a URI.
+    if any(SCHEME.match(text) and has_credentials(text) for text in _texts(values)):
         raise InvalidOption(
             f"space[{name!r}] holds a URI with credentials, which would be in the sweep's files and pages. Leave them "
             "out, and set them in the environment or the configuration of that store.",

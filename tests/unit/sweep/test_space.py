@@ -34,6 +34,7 @@ from forebay.sweep.space import (
         (range(3, 6), WholeNumbers(low=3, high=5)),
         (range(0, 9, 4), Choice(values=(0, 4, 8))),
         (range(3, 4), Choice(values=(3,))),
+        (["Is 'http://a/b' spam? Assign it."], Choice(values=("Is 'http://a/b' spam? Assign it.",))),
         ([(1, 2), None], Choice(values=((1, 2), None))),
         ({"grid_search": [1, 2]}, Grid(values=(1, 2))),
     ],
