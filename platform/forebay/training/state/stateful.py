@@ -13,7 +13,9 @@ from forebay.errors import BadJob
 SCHEDULED = "scheduled"
 """Key in a group without hyperparameters: its learning rate as a fraction of the rate its scheduler started at."""
 BASE_RATES = ("base_lrs", "_last_lr")
-_OF_NO_CLASS = {"params", "param_names", SCHEDULED, "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+_OF_NO_CLASS = {
+    *("params", "param_names", SCHEDULED, "initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum")
+}
 """Keys of a group that optimizers of any class may have: of schedulers, and of parameters."""
 
 

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
     StepLR,
 )
+from torch.optim.swa_utils import SWALR
 
 from forebay.errors import BadJob
 from forebay.training.batch_size.lr_scaling import LinearScaling, LRScaling
@@ -209,6 +210,16 @@ def test_a_class_that_has_got_or_lost_an_option_is_loaded() -> None:
         ]
         optimizer = state["optimizer"] | {"param_groups": groups}
         Trained(lr=0.5).checkpointed.restore(state | {"optimizer": optimizer}, step=2)
+
+
+def test_a_rate_of_swa_is_of_no_class() -> None:
+    """A checkpoint may have one, and the optimizer that loads it no such scheduler yet."""
+    trained, built = Trained(lr=0.1), Trained(lr=0.1)
+    SWALR(trained.optimizer, swa_lr=0.05)
+    state = copy.deepcopy(trained.checkpointed.state())
+    del state["optimizer"]["param_groups"][0]["amsgrad"]  # of a release of torch without it
+    built.checkpointed.restore(state, step=0)
+    assert built.optimizer.param_groups[0]["swa_lr"] == 0.05
 
 
 def test_other_states_are_left_alone() -> None:
