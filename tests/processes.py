@@ -22,7 +22,7 @@ from tests.schedule import module_of, next_module
 
 ENDED_WELL = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 AFTER_ALL = "after all tests of process "
-"""Begin of the name of a failure: a process was given no more tests, and died in the end of the interpreter."""
+"""Begin of the name of a failure: a process had run all its tests, and a signal killed it in its end."""
 
 Location = tuple[str, int | None, str]
 
@@ -168,8 +168,9 @@ class _Processes:
         code = os.waitstatus_to_exitcode(os.waitpid(process.pid, 0)[1])
         if not process.tests and process.running is None and code in ENDED_WELL:
             return None
-        name = f"{AFTER_ALL if process.has_all else 'process '}{process.number}"
-        nodeid, location = process.running or (name, ("", None, name if process.has_all else "between tests"))
+        is_late = process.has_all and code < 0
+        name = f"{AFTER_ALL if is_late else 'process '}{process.number}"
+        nodeid, location = process.running or (name, ("", None, name if is_late else "between tests"))
         reason = f"The process of this test ended with {code}, " + ("a signal." if code < 0 else "its exit code.")
         self._report(pytest.TestReport(nodeid, location, {}, "failed", reason, "call"), process)
         left = [index for index in process.tests if index != self._indices.get(nodeid)]

@@ -181,6 +181,14 @@ def test_a_crash_in_the_end_of_a_process_is_named_and_shows_its_threads(folder: 
     assert failed.startswith(AFTER_ALL)
 
 
+def test_an_exit_code_in_the_end_of_a_process_is_no_crash(folder: Path) -> None:
+    (folder / "test_c.py").write_text(CRASHES_LATE.replace("os.kill, os.getpid(), signal.SIGSEGV", "os._exit, 3"))
+    status, out = _pytest(folder)
+    assert status == 1
+    assert "ended with 3, its exit code." in out
+    assert AFTER_ALL not in out  # tests.again would not count it
+
+
 def test_what_fails_at_the_end_of_a_process_counts(folder: Path) -> None:
     status, out = _pytest(folder, FAILS_LATE="1")
     assert status == 1
