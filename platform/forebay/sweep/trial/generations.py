@@ -11,6 +11,7 @@ from typing import Any
 
 from pyarrow.fs import FileType
 
+from forebay.runtime.formatting import without_addresses
 from forebay.storage.atomic import find_small, write_atomically
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
@@ -80,4 +81,4 @@ def _config_of(path: str) -> str | None:
 
 
 def _text(config: Mapping[str, Any]) -> str:
-    return json.dumps({name: repr(value) for name, value in sorted(config.items())})
+    return json.dumps({name: without_addresses(repr(value)) for name, value in sorted(config.items())})
