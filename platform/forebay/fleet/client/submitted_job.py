@@ -403,9 +403,8 @@ def _send(storage: str, name: str, *, stop: str | None, target: int | None) -> t
 
     Raises `InvalidOption` for a target out of the bounds that its start has recorded.
     """
-    run = RunFolder.below(storage, name)
-    if target is not None and (claim := AttemptFiles(run).newest()) is not None:
-        config = _config(run, claim.number)
+    if target is not None and (claim := live_attempt(storage, name)) is not None:
+        config = _config(RunFolder.below(storage, name), claim.number)
         low, high = config.get("job.min_workers"), config.get("job.max_workers")
         if isinstance(low, int) and isinstance(high, int):
             validate_target(name, target, low, high)

@@ -393,6 +393,9 @@ def test_a_target_out_of_bounds_is_refused_in_storage_too(tmp_path: Path, most: 
         request_of(storage, "ctr", target=target)
     assert load_request(run, 1).target == 9, "nothing was changed"
     assert request_of(storage, "ctr", stop="enough")[1].stop == "enough"
+    AttemptFiles(run).end(1, AttemptEnd(how="finished"))
+    with pytest.raises(InvalidOption, match="has ended"):
+        request_of(storage, "ctr", target=target)
     create_attempt(run, 2)
     assert request_of(storage, "ctr", target=9)[0] == 2, "the bounds of another attempt do not count"
 
