@@ -86,6 +86,15 @@ def test_a_resumed_run_that_diverges_at_once_tells_the_epoch_after_the_last_one(
     assert (told["epoch"], told["training_iteration"], told["diverged"]) == (3, 3, True)
 
 
+def test_a_trial_tells_the_epochs_of_its_own_job(tmp_path: Path) -> None:
+    nested = NestedRun(DriverBench(tmp_path).job("tells", epochs=3), "local")
+    epoch = nested.next_epoch(60.0)
+    assert epoch is not None
+    assert make_trial_run(metric="loss", mode="min")._result(nested, epoch)["epochs"] == 3
+    nested.stop("enough")
+    assert nested.join(60.0)
+
+
 def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path) -> None:
     over = threading.Event()
 

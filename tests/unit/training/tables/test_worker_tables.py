@@ -14,7 +14,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
 
 from forebay.data.loader.data import Data
-from forebay.errors import BadJob
+from forebay.errors import BadJob, InvalidOption
 from forebay.testing.drivers.sharded_suite import damage_part
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.checkpoint.config import CheckpointConfig
@@ -24,6 +24,7 @@ from forebay.training.checkpoint.parts.stored_state import open_state
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
 from forebay.training.tables.optimizers import LazyAdam, RowSGD, RowWiseAdagrad
 from forebay.training.tables.options import Tables
+from forebay.training.tables.strategy import with_tables
 from forebay.training.tables.table import Table
 from forebay.training.tables.vocabulary.admission import Admission
 from forebay.training.worker.spec import TrainSpec
@@ -170,3 +171,10 @@ def test_a_scaler_of_gradients_is_refused(make_data: Callable[..., Data], make_r
     worker = Worker(spec, SingleProcessCollective(), None, DirectoryStore(str(tmp_path)), make_recorder())
     with pytest.raises(BadJob, match=r"'scaler' scales the loss.* of table id, open back"):
         worker.run(train)
+
+
+@pytest.mark.parametrize("tables", [0.05, RowWiseAdagrad, torch.optim.Adagrad])
+def test_what_is_no_optimizer_of_rows_is_refused(tables: Any) -> None:
+    nothing: Any = None  # is asked for later
+    with pytest.raises(InvalidOption, match=r"tables=.*: give fb\.tables\.RowWiseAdagrad\(lr=0\.05\)"):
+        with_tables(nothing, "ddp", torch.nn.Linear(1, 1), tables, nothing, nothing)
