@@ -31,7 +31,6 @@ from forebay.sweep.space import (
     example_value,
     parse_domain,
     validate_domain,
-    without_addresses,
 )
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import RESULT_FACTS, TrialSpec
@@ -90,7 +89,7 @@ class SweepSetup:
     @property
     def fixed_texts(self) -> dict[str, str]:
         """Return parameter -> text of the value that all trials share, without credentials."""
-        return {name: without_addresses(f"{public_fact(name, value)}") for name, value in self.spec.fixed.items()}
+        return {name: f"{public_fact(name, value)}" for name, value in self.spec.fixed.items()}
 
     def with_gpus(self, supply: GpuSupply) -> SweepSetup:
         """Return the setup with the GPUs of each worker decided.
