@@ -149,6 +149,8 @@ def damage(dice: random.Random, disk: fb.DiskCache) -> None:
         content = bytearray(path.read_bytes())
     except FileNotFoundError:
         return
+    if not content:  # all of it was cut off before
+        return
     if dice.random() < 0.5:
         content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
     else:
