@@ -410,7 +410,7 @@ class Manifest:
         if len(self) < 2:
             where = self.uri_of(self.files[int(self.file_of[0])]) if len(self) else self.root
             raise InvalidOption(
-                f"{where} has {len(self)} row group, and a split holds out whole row groups. "
+                f"{where} has {len(self)} row group{'' if len(self) else 's'}, and a split holds out whole row groups. "
                 "Write the data with smaller row groups (row_group_size=...), or hold out a file of its own.",
                 row_groups=len(self),
             )

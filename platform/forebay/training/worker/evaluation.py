@@ -20,8 +20,8 @@ def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
 
     The area is NaN if a logit or a label is NaN, or a label is missing. A `Warned` event says which.
 
-    Raises `BadJob` for a job without held-out data, batches without `"label"`, labels of more than two
-        classes, or another number of logits than labels.
+    Raises `BadJob` for a job without held-out data, batches without `"label"`, labels of more than two classes, or
+    another number of logits than labels.
     """
     batches = worker.held_out()
     if batches is None:
